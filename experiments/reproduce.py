@@ -37,7 +37,7 @@ from experiments.tables import (
 from txl_lightning.application import one_line
 from txl_lightning.errors import UserError
 from txl_lightning.files import locked
-from txl_lightning.multirun import shared_precision
+from txl_lightning.launcher import shared_precision
 from txl_lightning.training.checks import check_config
 
 SECTIONS: dict[str, ModuleType] = {
@@ -138,9 +138,9 @@ def reproduce(setup: Setup, started: float) -> None:
 def in_one_precision(setup: Setup) -> Setup:
     """Replace `trainer.precision=auto` by the choice that this directory keeps for all jobs."""
     say(f"options of profile {setup.profile.name}, and the precision of this machine")
-    precision = shared_precision(setup.directory, composed_options(setup.words))
-    if precision is None:
+    if setup.config.trainer.precision != "auto":
         return setup
+    precision = shared_precision(setup.directory, composed_options(setup.words))
     return replace(setup, overrides=(*setup.overrides, f"trainer.precision={precision}"))
 
 

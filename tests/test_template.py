@@ -169,6 +169,11 @@ def test_extras_print_the_config_and_hide_warnings(tmp_path: Path) -> None:
     assert list(OmegaConf.load(tmp_path / "run/config.yaml").tags) == ["a", "b"]
 
 
+@pytest.mark.parametrize("group", ["experiment", "logger", "callbacks"])
+def test_a_group_may_be_null(tmp_path: Path, group: str) -> None:
+    assert train(tmp_path, f"{group}=null", "trainer.max_steps=2")["steps"] == 2
+
+
 def test_without_a_test_the_test_split_is_not_read(tmp_path: Path) -> None:
     found = train(tmp_path, "test=false")
     assert "val/nll" in found

@@ -88,20 +88,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def new_directory(path: str) -> str:
-    """Make a folder that did not exist and return its path: `path`, or with `-2`, `-3`, … if another run has it.
-
-    Making a folder is atomic, also for several hosts on one file system, so no two runs get the same one.
-    """
-    path = os.path.normpath(path)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    for name in (path, *(f"{path}-{number}" for number in range(2, 1000))):
-        with suppress(FileExistsError):
-            Path(name).mkdir()
-            return name
-    raise FileExistsError(f"{path}: a thousand runs have begun in this second")
-
-
 @contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Make a folder and hold its lock, which ends with the process; a file system without locks is used without one.

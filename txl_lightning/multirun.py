@@ -5,34 +5,24 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from txl_lightning.config.schemas import typed
 from txl_lightning.errors import UserError, require
 from txl_lightning.files import write_json, write_text
-from txl_lightning.job_folder import (
-    JobFolder,
-    checksum,
-    job_folders,
-    options_of_text,
-    read_json,
-)
+from txl_lightning.job_folder import JobFolder, checksum, job_folders, options_of_text
 from txl_lightning.reporting import markdown_table
 
 JSON_FILE = "multirun.json"
 TABLE_FILE = "multirun.md"
-PRECISION_FILE = "precision.json"
 BITS_PER_BYTE = "val/bpb"
-LOSSES = tuple(
-    f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpt", "bpb")
-)
+UNITS = ("nll", "bpc", "ppl", "bpt", "bpb")
+LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in UNITS)
 OF_THE_SEED = ("seed", "data.seed")
 WITH_SEVERAL_RANKS = (".ProcessLauncher", ".SlurmLauncher")
 NO_ORDER = (
@@ -47,75 +37,45 @@ def check_search(config: DictConfig) -> None:
     Raises:
         UserError: names the option.
     """
-    direction = OmegaConf.select(config, "hydra.sweeper.direction")
-    n_directions = len(direction) if OmegaConf.is_list(direction) else 1
-    one = "must be one direction, a job has one objective"
-    require(n_directions == 1, "hydra.sweeper.direction", direction, one)
-    sampler = str(OmegaConf.select(config, "hydra.sweeper.sampler._target_", default=""))
     hydra: Any = OmegaConf.to_container(config.hydra, resolve=False)
+    sweeper = hydra["sweeper"]
+    direction = sweeper.get("direction")
+    one = "must be one direction, a job has one objective"
+    require(not isinstance(direction, list), "hydra.sweeper.direction", direction, one)
     words = hydra["overrides"]["task"]
-    for name, value in (hydra["sweeper"].get("params") or {}).items():
+    for name, value in (sweeper.get("params") or {}).items():
         words.append(f"{name}={value}")
+    is_grid = "GridSampler" in str(sweeper.get("sampler"))
     for word in OverridesParser.create().parse_overrides(words):
-        if sampler.endswith(".GridSampler") and isinstance(word.value(), IntervalSweep):
+        if is_grid and isinstance(word.value(), IntervalSweep):
             raise UserError(f"{word.input_line}: a grid needs values: choice(…) or range(…)")
     devices = OmegaConf.select(config, "trainer.devices", default=1)
-    launcher = str(config.hydra.launcher._target_)
+    launcher = str(hydra["launcher"]["_target_"])
     can_have_ranks = devices == 1 or launcher.endswith(WITH_SEVERAL_RANKS)
-    require(
-        can_have_ranks, "trainer.devices", devices, f"must be 1 with {launcher.rpartition('.')[2]}"
-    )
-
-
-def shared_precision(root: Path, config: DictConfig) -> str | None:
-    """Return the precision of all jobs with `trainer.precision=auto`; None if a config does not say auto.
-
-    The choice is measured and might change, so the first one is kept in `precision.json`.
-
-    Args:
-        root: folder of the multirun.
-        config: of a job.
-    """
-    if OmegaConf.select(config, "trainer.precision", default=None) != "auto":
-        return None
-    known = read_json(root / PRECISION_FILE)
-    if known:
-        return str(known["trainer.precision"])
-    from txl_lightning.evaluation.hardware import (  # imports torch
-        resolve_accelerator,
-        resolve_precision,
-    )
-
-    options = config.copy()
-    with open_dict(options):
-        options.pop("hydra", None)
-    resolved = resolve_precision(resolve_accelerator(typed(options)))
-    precision: str = resolved.trainer.precision
-    root.mkdir(parents=True, exist_ok=True)
-    write_json(root / PRECISION_FILE, {"trainer.precision": precision})
-    return precision
+    only = f"must be 1 with {launcher.rpartition('.')[2]}"
+    require(can_have_ranks, "trainer.devices", devices, only)
 
 
 @dataclass
 class Row:
-    """One job in the table.
+    """One job in the table, or the jobs that differ in the seed alone.
 
     Attributes:
-        job: its folder, relative to the multirun's.
-        state: finished, failed or stopped.
+        job: folder of the job, relative to the multirun's.
         overrides: by name; in the table those that differ between the jobs.
+        state: finished, failed or stopped; for a finished job also what ended its training early.
         metrics: losses by name.
-        notes: error of a failed job, and what ended a training early.
+        error: error of a failed job.
         options: identity of the job.
         text: name of the text of a finished job.
     """
 
     job: str
-    state: str
-    overrides: dict[str, str]
-    metrics: dict[str, float]
-    notes: dict[str, str]
-    options: dict[str, Any]
+    overrides: dict[str, str] = field(default_factory=dict)
+    state: str = "stopped"
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
     text: str = ""
 
 
@@ -132,17 +92,22 @@ def write_results(root: Path) -> Path | None:
         return None
     drop_equal_overrides(rows)
     order = ordering(rows)
+    text = f"\n{NO_ORDER}\n"
     if order is not None:
         rows.sort(key=lambda row: row.metrics.get(order, math.inf))
+        text = ""
     jobs = []
+    lines = []
     for row in rows:
-        loss = row.metrics.get(order or "")
-        job = {"job": row.job, "overrides": row.overrides, "state": row.state, "objective": loss}
-        jobs.append({**job, "metrics": row.metrics, **row.notes})
+        job: dict[str, Any] = {"job": row.job, "overrides": row.overrides, "state": row.state}
+        job["metrics"] = row.metrics
+        if row.error is not None:
+            job["error"] = row.error
+        jobs.append(job)
+        losses = {name: f"{value:.4f}" for name, value in row.metrics.items()}
+        lines.append([{"job": row.job}, row.overrides, losses, {"state": row.state}])
+    text = markdown(lines) + text
     seeds = over_seeds(rows)
-    text = table(rows)
-    if order is None:
-        text += f"\n{NO_ORDER}\n"
     if seeds:
         text += f"\n{table_of_seeds(seeds)}"
     try:
@@ -158,22 +123,19 @@ def read_row(job: JobFolder, root: Path) -> Row:
     """Return the row of a job."""
     record = job.record
     result = job.result
-    row = Row(job.path.relative_to(root).as_posix(), "stopped", {}, {}, {}, job.options)
+    row = Row(job.path.relative_to(root).as_posix(), options=job.options)
     for word in record.get("overrides", []):
         name, _, value = str(word).lstrip("+~").partition("=")
         row.overrides[name] = str(row.options.get(name, value))  # the value that it has in the job
-    for name in LOSSES:
-        if name in result:
-            row.metrics[name] = result[name]
+    row.metrics = {name: result[name] for name in LOSSES if name in result}
     if result:
         row.state = "finished"
-        corpus = result.get("corpus", {}).get("name")
-        row.text = f"{corpus} {row.options.get('data.path')}"
+        row.text = f"{result.get('corpus', {}).get('name')} {row.options.get('data.path')}"
         if "ended_by" in result:
-            row.notes["ended_by"] = f"{result['ended_by']} at step {result['steps']}"
+            row.state += f" by {result['ended_by']} at step {result['steps']}"
     elif "error" in record:
         row.state = "failed"
-        row.notes["error"] = record["error"]
+        row.error = record["error"]
     return row
 
 
@@ -191,7 +153,7 @@ def ordering(rows: list[Row]) -> str | None:
     Returns:
         None if the losses of the jobs cannot be compared.
     """
-    finished = [row for row in rows if row.state == "finished"]
+    finished = [row for row in rows if row.metrics]
     if len({row.text for row in finished}) > 1:
         return None
     if all(BITS_PER_BYTE in row.metrics for row in finished):
@@ -215,7 +177,7 @@ def over_seeds(rows: list[Row]) -> list[dict[str, Any]]:
     """Return mean and standard deviation of every loss over the jobs that differ in `seed` alone."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if row.state == "finished":
+        if row.metrics:
             groups.setdefault(checksum(without_seed(row.options)), []).append(row)
     summaries = []
     for group in groups.values():
@@ -230,18 +192,6 @@ def over_seeds(rows: list[Row]) -> list[dict[str, Any]]:
     return summaries
 
 
-def table(rows: list[Row]) -> str:
-    """Return the table of all jobs in Markdown."""
-    lines = []
-    for row in rows:
-        state = row.state
-        if "ended_by" in row.notes:
-            state += f" by {row.notes['ended_by']}"
-        losses = {name: f"{value:.4f}" for name, value in row.metrics.items()}
-        lines.append(({"job": row.job}, row.overrides, losses, {"state": state}))
-    return _markdown(lines)
-
-
 def table_of_seeds(summaries: list[dict[str, Any]]) -> str:
     """Return the table of means ± standard deviations over seeds in Markdown."""
     lines = []
@@ -249,20 +199,20 @@ def table_of_seeds(summaries: list[dict[str, Any]]) -> str:
         losses = {}
         for name, values in summary["metrics"].items():
             losses[name] = f"{values['mean']:.4f} ± {values['std']:.4f}"
-        lines.append((summary["overrides"], {"seeds": str(summary["n"])}, losses))
-    return _markdown(lines)
+        lines.append([summary["overrides"], {"seeds": str(summary["n"])}, losses])
+    return markdown(lines)
 
 
-def _markdown(lines: Sequence[tuple[dict[str, str], ...]]) -> str:
+def markdown(lines: list[list[dict[str, str]]]) -> str:
     """Return a table of lines, each of several groups of cells by column; a group's columns stand together."""
-    columns: dict[str, str] = {}
+    names: list[str] = []
     for group in zip(*lines, strict=True):
         for cells in group:
-            columns.update({name: "–" for name in cells if not name.endswith("/nll")})
+            names += [name for name in cells if name not in names and not name.endswith("/nll")]
     rows = []
     for line in lines:
-        row = dict(columns)
+        row: dict[str, str] = {}
         for cells in line:
             row.update(cells)
-        rows.append([row[name] for name in columns])
-    return markdown_table([name.replace("/", " ") for name in columns], rows)
+        rows.append([row.get(name, "–") for name in names])
+    return markdown_table([name.replace("/", " ") for name in names], rows)

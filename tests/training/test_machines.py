@@ -73,9 +73,3 @@ def test_sums_of_losses_stay_in_float64(monkeypatch: Patch, without_float64: tup
     sums.add_losses(torch.ones(1, 3), tokens)
 
     assert sums.evaluation_sums.tolist() == [2.0**30 + 3, 4, 4]
-
-
-def test_run_directories_never_collide(tmp_path: Path) -> None:
-    made = [files.new_directory(str(tmp_path / "outputs/12-00-00")) for _ in range(3)]
-    assert made == [str(tmp_path / f"outputs/12-00-00{end}") for end in ("", "-2", "-3")]
-    assert all(Path(path).is_dir() for path in made)

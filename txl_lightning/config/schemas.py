@@ -411,15 +411,6 @@ class ExtrasConfig:
     print_config: bool = False
 
 
-def _of_wandb(variable: str, default: str | None) -> Any:
-    return field(default_factory=lambda: os.environ.get(variable) or default)
-
-
-def _mode_of_wandb() -> str:
-    disabled = os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on")
-    return os.environ.get("WANDB_MODE") or ("disabled" if disabled else "offline")
-
-
 @dataclass
 class LoggerConfig:
     """Group `logger`: where the curves go.
@@ -428,19 +419,17 @@ class LoggerConfig:
     them in `each`.
 
     Attributes:
-        project: project in W&B (default: the variable WANDB_PROJECT).
-        mode: offline, online or disabled W&B (default: the variable WANDB_MODE).
-        group: group in W&B; null for the multirun's name (default: the variable WANDB_RUN_GROUP).
-        tags: tags in W&B, beside the model's (default: the variable WANDB_TAGS).
+        project: project in W&B (default of logger=wandb: the variable WANDB_PROJECT).
+        mode: offline, online or disabled W&B (default of logger=wandb: the variable WANDB_MODE).
+        group: group in W&B; null for the multirun's name (default of logger=wandb: the variable WANDB_RUN_GROUP).
+        tags: tags in W&B, beside the model's (default of logger=wandb: the variable WANDB_TAGS).
         each: loggers; give them as logger.NAME={_target_: CLASS, ARGUMENT: VALUE, …}. null is W&B's.
     """
 
-    project: str = _of_wandb("WANDB_PROJECT", "txl_lightning")
-    mode: str = field(default_factory=_mode_of_wandb)
-    group: str | None = _of_wandb("WANDB_RUN_GROUP", None)
-    tags: list[str] = field(
-        default_factory=lambda: list(filter(None, os.environ.get("WANDB_TAGS", "").split(",")))
-    )
+    project: str = "txl_lightning"
+    mode: str = "offline"
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
     each: dict[str, Any] = field(default_factory=dict)
 
 
@@ -476,7 +465,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     context_curve: ContextCurveConfig = field(default_factory=ContextCurveConfig)
     callbacks: dict[str, Any] = field(default_factory=dict)
-    logger: LoggerConfig = MISSING
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
     extras: ExtrasConfig = field(default_factory=ExtrasConfig)
     loss: str = option("full", one_of("full", "half", "random_half"))
     ckpt_path: str | None = None
