@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 import txl_lightning
 from tests.data.helpers import files
 from tests.in_process import refusal, run_txl, success
-from tests.training.small_run import TEXT, TINY, trained
+from tests.training.small_run import TEXT, trained
 from txl_lightning import __version__
 from txl_lightning.commands import COMMANDS, register_measurement
 from txl_lightning.errors import OptionError, UserError
@@ -117,15 +117,6 @@ def test_an_own_file_with_the_name_of_one_of_ours_is_refused(tmp_path: Path) -> 
     for words in (["--config-dir", "own", "experiment=mine"], ["-m", "hydra.searchpath=[own]", "seed=1,2"]):
         refused = refusal("train", *words, directory=tmp_path)
         assert "own/data/ptb.yaml: has the name of a file of txl_lightning" in refused
-
-
-def test_sweeper_params_without_a_multirun_are_reported(tmp_path: Path) -> None:
-    own_configs(tmp_path)
-    sweep = "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"
-    (tmp_path / "own/experiment/sweep.yaml").write_text(sweep)
-    words = ("experiment=sweep", *TINY, "data.path=text.txt", "data.cache_dir=cache", "hydra.run.dir=run")
-    done = success("train", "--config-dir=own", *words, directory=tmp_path)
-    assert "hydra.sweeper.params has no effect without -m: this is one run" in done.err
 
 
 BEST, LINES = "checkpoint=FOLDER/run/checkpoints/best.ckpt", "data.path=FOLDER/text.txt"

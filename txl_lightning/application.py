@@ -45,7 +45,7 @@ from txl_lightning.config.schemas import (
     typed,
     why_refused,
 )
-from txl_lightning.errors import Stopped, UserError, is_first_rank, notice, require
+from txl_lightning.errors import Stopped, UserError, is_first_rank, require
 from txl_lightning.files import locked, write_text
 from txl_lightning.help import explained, option_meanings
 from txl_lightning.job_folder import JobFolder
@@ -196,8 +196,6 @@ class Task:
                 return run_in_process(self.command, config, settings, self._run)
             except (UserError, OmegaConfBaseException, OSError) as error:
                 raise CompactHydraException(one_line(error)) from None
-        if settings.sweeper.get("params") and "hydra.mode=RUN" not in settings.overrides.hydra:
-            notice("hydra.sweeper.params has no effect without -m: this is one run")
         with _refusing():
             self._run(config, Path(settings.runtime.output_dir))
         return None

@@ -14,7 +14,7 @@ from txl_lightning.commands import COMMANDS
 from txl_lightning.errors import UserError, cores
 from txl_lightning.registry import load_guests
 
-INDENT = 35
+INDENT = " " * 8
 LIBRARIES = (
     "torch",
     "lightning",
@@ -33,13 +33,8 @@ def usage() -> str:
     """Return the text of `txl --help`: every command with its purpose."""
     lines = ["usage: txl COMMAND [overrides]", ""]
     for row in COMMANDS.values():
-        words = f"  txl {row.usage}"
-        if len(words) >= INDENT:
-            lines.append(words)
-            words = ""
-        lines.append(f"{words:{INDENT}}  {row.summary}")
-    lines.append(f"{'  txl env':{INDENT}}  versions and machine, for a report of a problem")
-    lines.append("")
+        lines += [f"  txl {row.usage}", f"{INDENT}{row.summary}"]
+    lines += ["  txl env", f"{INDENT}versions and machine, for a report of a problem", ""]
     lines.append(
         "txl COMMAND --help lists the options of a command, txl --version says the version."
     )

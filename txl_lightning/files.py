@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from txl_lightning.errors import UserError
 
@@ -177,16 +177,8 @@ def write_json(path: Path, value: Any, allow_nan: bool = True, ensure_ascii: boo
 
 def file_checksum(path: str | Path) -> str:
     """Return the SHA-256 of a file's contents in hexadecimal."""
-    with Path(path).open("rb") as file:
-        return checksum(file)
-
-
-def checksum(file: BinaryIO, n_bytes: int | None = None) -> str:
-    """Return the SHA-256, in hexadecimal, of the next `n_bytes` bytes of an open file; None means all that follow."""
     digest = hashlib.sha256()
-    while n_bytes != 0 and (
-        block := file.read(BLOCK_BYTES if n_bytes is None else min(BLOCK_BYTES, n_bytes))
-    ):
-        digest.update(block)
-        n_bytes = None if n_bytes is None else n_bytes - len(block)
+    with Path(path).open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
     return digest.hexdigest()

@@ -9,7 +9,7 @@ import torch
 
 from tests.fixtures import Patch
 from tests.training.small_run import bare_module, tiny_config
-from txl_lightning import TransformerXL, TransformerXLConfig, files
+from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.evaluation import hardware
 from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision
 from txl_lightning.training import module
