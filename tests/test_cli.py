@@ -16,7 +16,7 @@ from tests.data.helpers import files
 from tests.in_process import refusal, run_txl, success
 from tests.training.small_run import TEXT, trained
 from txl_lightning import __version__
-from txl_lightning.commands import COMMANDS, register_measurement
+from txl_lightning.commands import COMMANDS
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.files import LOCK, locked
 
@@ -69,13 +69,6 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
         command.stdout.close()  # type: ignore[union-attr]
         assert command.communicate()[1] == ""
-
-
-def test_two_commands_with_one_name_are_refused() -> None:
-    row = COMMANDS["speed"]
-    register_measurement(row)
-    with pytest.raises(OptionError, match="name=speed: is the name of another command"):
-        register_measurement(type(row)("speed", module="mine", options="mine.Options", summary=""))
 
 
 OWN = """# @package _global_
@@ -217,13 +210,3 @@ def test_a_further_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("txl_lightning.recl.command.run", lambda options, directory: ["a line"])
     done = success("recl", "checkpoints=[a.ckpt]", directory=tmp_path)
     assert (done.out, list(tmp_path.iterdir())) == ("", [])
-
-
-def test_a_rank_of_a_command_that_is_not_shared_has_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folders = []
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("txl_lightning.evaluation.speed.run", lambda options, folder: folders.append(folder) or [])
-    success("speed", directory=tmp_path)
-    assert folders[0].parent.parent.name == "outputs"

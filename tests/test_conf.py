@@ -175,23 +175,12 @@ def test_choices_on_the_command_line_beat_the_profile() -> None:
     assert config.data.segment_len == 32
 
 
-def test_the_default_corpus_is_made_of_installed_packages() -> None:
-    assert composed("profile=smoke").data.name == "python-packages"
-
-
 def test_the_paper_profile_is_table_6_on_several_gpus() -> None:
     profile = composed("profile=paper")
     experiment = composed("experiment=paper/table6")
     assert profile.trainer == replace(experiment.trainer, devices=2)
     assert profile.logger.group is None
     assert replace(profile, trainer=experiment.trainer, logger=experiment.logger) == experiment
-
-
-def test_the_paper_profile_runs_under_slurm() -> None:
-    config = composed("profile=paper", "trainer=slurm", "trainer.devices=4")
-    assert config.trainer.max_steps == 200_000
-    assert config.trainer.devices == 4
-    assert config.model.name == "txl_wt103_128m"
 
 
 @pytest.mark.parametrize("name", OF_THE_PAPER)

@@ -123,12 +123,6 @@ def test_an_argument_that_cannot_be_used_is_refused(tmp_path: Path, argument: st
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", choices("callbacks"))
-def test_every_choice_of_callbacks_runs(tmp_path: Path, name: str) -> None:
-    assert train(tmp_path, f"callbacks={name}", "logger=csv", "trainer.max_steps=2")["steps"] == 2
-
-
 def test_several_callbacks_are_joined_and_their_arguments_are_options(tmp_path: Path) -> None:
     arguments = (
         "callbacks=[early_stopping,timer]",
@@ -147,12 +141,6 @@ def test_an_optimizer_of_any_class_trains_and_resumes(tmp_path: Path) -> None:
     group = read_file(tmp_path / "run/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"][0]
     assert (group["momentum"], group["initial_lr"]) == (0.9, 0.1)
     assert train(tmp_path, *given, "trainer.max_steps=14", "resume=auto")["steps"] == 14
-
-
-def test_betas_are_given_to_an_optimizer_of_any_class(tmp_path: Path) -> None:
-    train(tmp_path, "optimizer._target_=torch.optim.NAdam", "optimizer.betas=[0.8,0.9]", "optimizer.eps=1e-6")
-    group = read_file(tmp_path / "run/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"][0]
-    assert (list(group["betas"]), group["eps"]) == ([0.8, 0.9], 1e-6)
 
 
 def test_loggers_are_named_and_joined_and_their_arguments_are_options(tmp_path: Path) -> None:
@@ -298,12 +286,6 @@ def test_a_search_with_a_storage_continues_its_study(tmp_path: Path, launcher: s
     assert after.items() >= before.items()
     for job, time in written.items():
         assert (tmp_path / "sweep" / job / "metrics.json").stat().st_mtime_ns == time
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", choices("optimizer"))
-def test_every_choice_of_the_optimizer_trains(tmp_path: Path, name: str) -> None:
-    assert train(tmp_path, f"optimizer={name}", "trainer.max_steps=2")["steps"] == 2
 
 
 @pytest.mark.slow

@@ -58,24 +58,22 @@ def check_search(config: DictConfig) -> None:
 
 @dataclass
 class Row:
-    """One job in the table, or the jobs that differ in the seed alone.
+    """One job in the table.
 
     Attributes:
-        job: folder of the job, relative to the multirun's.
+        job: its folder.
+        name: its folder, relative to the multirun's.
         overrides: by name; in the table those that differ between the jobs.
         state: finished, failed or stopped; for a finished job also what ended its training early.
         metrics: losses by name.
-        error: error of a failed job.
-        options: identity of the job.
         text: name of the text of a finished job.
     """
 
-    job: str
+    job: JobFolder
+    name: str
     overrides: dict[str, str] = field(default_factory=dict)
     state: str = "stopped"
     metrics: dict[str, float] = field(default_factory=dict)
-    error: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
     text: str = ""
 
 
@@ -92,24 +90,26 @@ def write_results(root: Path) -> Path | None:
         return None
     drop_equal_overrides(rows)
     order = ordering(rows)
-    text = f"\n{NO_ORDER}\n"
     if order is not None:
         rows.sort(key=lambda row: row.metrics.get(order, math.inf))
-        text = ""
     jobs = []
     lines = []
     for row in rows:
-        job: dict[str, Any] = {"job": row.job, "overrides": row.overrides, "state": row.state}
+        job: dict[str, Any] = {"job": row.name, "overrides": row.overrides, "state": row.state}
         job["metrics"] = row.metrics
-        if row.error is not None:
-            job["error"] = row.error
+        if row.state == "failed":
+            job["error"] = row.job.record["error"]
         jobs.append(job)
-        losses = {name: f"{value:.4f}" for name, value in row.metrics.items()}
-        lines.append([{"job": row.job}, row.overrides, losses, {"state": row.state}])
-    text = markdown(lines) + text
+        line = {"job": row.name, **row.overrides}
+        line.update({name: f"{value:.4f}" for name, value in row.metrics.items()})
+        line["state"] = row.state
+        lines.append(line)
+    text = markdown(lines)
+    if order is None:
+        text += f"\n{NO_ORDER}\n"
     seeds = over_seeds(rows)
     if seeds:
-        text += f"\n{table_of_seeds(seeds)}"
+        text += f"\n{markdown(seeds)}"
     try:
         write_json(root / JSON_FILE, {"objective": order, "jobs": jobs, "seeds": seeds})
         write_text(root / TABLE_FILE, text)
@@ -123,19 +123,18 @@ def read_row(job: JobFolder, root: Path) -> Row:
     """Return the row of a job."""
     record = job.record
     result = job.result
-    row = Row(job.path.relative_to(root).as_posix(), options=job.options)
+    row = Row(job, job.path.relative_to(root).as_posix())
     for word in record.get("overrides", []):
         name, _, value = str(word).lstrip("+~").partition("=")
-        row.overrides[name] = str(row.options.get(name, value))  # the value that it has in the job
+        row.overrides[name] = str(job.options.get(name, value))  # the value that it has in the job
     row.metrics = {name: result[name] for name in LOSSES if name in result}
     if result:
         row.state = "finished"
-        row.text = f"{result.get('corpus', {}).get('name')} {row.options.get('data.path')}"
+        row.text = f"{result.get('corpus', {}).get('name')} {job.options.get('data.path')}"
         if "ended_by" in result:
             row.state += f" by {result['ended_by']} at step {result['steps']}"
     elif "error" in record:
         row.state = "failed"
-        row.error = record["error"]
     return row
 
 
@@ -158,7 +157,7 @@ def ordering(rows: list[Row]) -> str | None:
         return None
     if all(BITS_PER_BYTE in row.metrics for row in finished):
         return BITS_PER_BYTE
-    if len({checksum(options_of_text(row.options)) for row in finished}) == 1:
+    if len({checksum(options_of_text(row.job.options)) for row in finished}) == 1:
         return "val/nll"
     return None
 
@@ -173,46 +172,31 @@ def without_seed(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in OF_THE_SEED}
 
 
-def over_seeds(rows: list[Row]) -> list[dict[str, Any]]:
-    """Return mean and standard deviation of every loss over the jobs that differ in `seed` alone."""
+def over_seeds(rows: list[Row]) -> list[dict[str, str]]:
+    """Return mean ± standard deviation of every loss over the jobs that differ in `seed` alone."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.metrics:
-            groups.setdefault(checksum(without_seed(row.options)), []).append(row)
-    summaries = []
+            groups.setdefault(checksum(without_seed(row.job.options)), []).append(row)
+    lines = []
     for group in groups.values():
         if len(group) == 1:
             continue
-        losses = {}
+        line = without_seed(group[0].overrides)
+        line["seeds"] = str(len(group))
         for name in group[0].metrics:
             values = [row.metrics[name] for row in group]
-            losses[name] = {"mean": statistics.mean(values), "std": statistics.stdev(values)}
-        overrides = without_seed(group[0].overrides)
-        summaries.append({"overrides": overrides, "n": len(group), "metrics": losses})
-    return summaries
+            line[name] = f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+        lines.append(line)
+    return lines
 
 
-def table_of_seeds(summaries: list[dict[str, Any]]) -> str:
-    """Return the table of means ± standard deviations over seeds in Markdown."""
-    lines = []
-    for summary in summaries:
-        losses = {}
-        for name, values in summary["metrics"].items():
-            losses[name] = f"{values['mean']:.4f} ± {values['std']:.4f}"
-        lines.append([summary["overrides"], {"seeds": str(summary["n"])}, losses])
-    return markdown(lines)
-
-
-def markdown(lines: list[list[dict[str, str]]]) -> str:
-    """Return a table of lines, each of several groups of cells by column; a group's columns stand together."""
+def markdown(lines: list[dict[str, str]]) -> str:
+    """Return a table of lines, each of cells by column; losses in nats are left out."""
     names: list[str] = []
-    for group in zip(*lines, strict=True):
-        for cells in group:
-            names += [name for name in cells if name not in names and not name.endswith("/nll")]
+    for line in lines:
+        names += [name for name in line if name not in names and not name.endswith("/nll")]
     rows = []
     for line in lines:
-        row: dict[str, str] = {}
-        for cells in line:
-            row.update(cells)
-        rows.append([row.get(name, "–") for name in names])
+        rows.append([line.get(name, "–") for name in names])
     return markdown_table([name.replace("/", " ") for name in names], rows)
