@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -283,20 +283,25 @@ def start(command: Command, words: list[str]) -> None:
         return
     if command.shared_by_ranks and not is_first_rank():
         words = [*OF_FURTHER_RANKS, *words]
+    call_hydra(command, words, Task(command))
+
+
+def call_hydra(command: Command, words: list[str], task: Callable[[DictConfig], Any]) -> None:
+    """Let Hydra read the words of a command and call a function with the config."""
     sys.argv = [sys.argv[0], *words]
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(
-        Task(command)
-    )()
+    main = hydra.main(
+        version_base="1.3",
+        config_path=str(CONF),
+        config_name=command.config_name,
+    )
+    main(task)()
 
 
 def hydra_output(command: Command, words: list[str]) -> str:
     """Return what Hydra prints for words that run no task."""
     output = io.StringIO()
-    sys.argv = [sys.argv[0], *words]
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(
-            print
-        )()
+        call_hydra(command, words, print)
     return output.getvalue()
 
 
@@ -368,13 +373,18 @@ def one_line(error: BaseException) -> str:
 def nearest_names(option: str) -> str:
     """Return `, did you mean …?` with the names of options like one that does not exist."""
     command = COMMANDS[sys.argv[1]]
-    variants = [word.partition("=")[2] for word in sys.argv if word.startswith("variant=")]
-    names = list(option_meanings(command.schema, schemas(), *variants[:1]))
-    last = option.split(".")[-1]
-    near = [name for name in names if name.split(".")[-1] == last and name != option]
-    near = near or difflib.get_close_matches(option, names, n=3, cutoff=0.6)
-    if option in names or not near:
+    variant = ""
+    for word in sys.argv:
+        if word.startswith("variant="):
+            variant = word.removeprefix("variant=")
+    names = option_meanings(command.schema, schemas(), variant)
+    if option in names:
         return " of this choice (--help lists them)"
+    last = option.split(".")[-1]
+    near = [name for name in names if name.endswith(f".{last}")]
+    near = near or difflib.get_close_matches(option, names, n=3)
+    if not near:
+        return " (--help lists them)"
     return f", did you mean {' or '.join(near)}?"
 
 

@@ -169,7 +169,7 @@ class ProcessLauncher(Launcher):
                 if self.max_parallel > 1:
                     error += f": see {job.folder.path / LOG}"
         write_results(self.root)
-        log.info(f"#{job.name} {'failed' if error else 'ended'} after {process.seconds:.0f} s")
+        log.info(f"#{job.name} ended after {process.seconds:.0f} s")
         return error
 
     def _return(self, job: MultirunJob, error: str | None) -> JobReturn:

@@ -427,7 +427,7 @@ class LoggerConfig:
     """
 
     project: str = "txl_lightning"
-    mode: str = "offline"
+    mode: str = option("offline", one_of("offline", "online", "disabled"))
     group: str | None = None
     tags: list[str] = field(default_factory=list)
     each: dict[str, Any] = field(default_factory=dict)
@@ -479,12 +479,10 @@ class Config:
 
 
 def check_logger(logger: LoggerConfig) -> None:
-    """Raise `OptionError` for a mode that W&B does not have, and for arguments of W&B's logger."""
+    """Raise `OptionError` for arguments of W&B's logger."""
     given = logger.each.get("wandb")
     allowed = "has the options logger.project, logger.mode, logger.group and logger.tags"
     require(given is None, "logger.wandb", given, allowed)
-    allowed = "must be offline, online or disabled (default: the variable WANDB_MODE)"
-    require(logger.mode in ("offline", "online", "disabled"), "logger.mode", logger.mode, allowed)
 
 
 def check_values(options: Any, group: str = "") -> None:
@@ -593,11 +591,10 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested config to dotted names."""
     items: dict[str, Any] = {}
     for name, value in values.items():
-        items |= (
-            flat(value, f"{prefix}{name}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{name}": value}
-        )
+        if isinstance(value, dict):
+            items.update(flat(value, f"{prefix}{name}."))
+        else:
+            items[f"{prefix}{name}"] = value
     return items
 
 
