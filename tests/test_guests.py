@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-import txl_lightning.data
 from tests.alone import printed
 from tests.docs.pages import ROOT
 from tests.fixtures import Patch
@@ -20,8 +19,6 @@ from tests.in_process import refusal, success
 from tests.own_guests import forget_guests, no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import TEXT, TINY
 from txl_lightning.application import compose
-from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.models import architecture, make_model, require_room
 from txl_lightning.evaluation.trained import load_trained
@@ -164,19 +161,6 @@ def test_jobs_of_a_multirun_import_the_files(tmp_path: Path, monkeypatch: Patch)
     assert states == {"layer_scale": "finished", "none": "finished"}
 
 
-def test_a_corpus_of_the_package_is_a_file_that_nothing_lists(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Beside it only `conf/data/letters.yaml`."""
-    (tmp_path / "letters.py").write_text(
-        "from txl_lightning.data.sources import Source, cut_file, open_vocabulary, register_corpus\n"
-        "@register_corpus('letters', 'char')\n"
-        "def letters(config):\n"
-        f"    return Source('letters', cut_file(__import__('pathlib').Path({__file__!r})), open_vocabulary(config))\n"
-    )
-    monkeypatch.setattr(txl_lightning.data, "__path__", [*txl_lightning.data.__path__, str(tmp_path)])
-    config = DataConfig("letters", "char", cache_dir=str(tmp_path / "cache"))
-    assert load_corpus(config).name == "letters"
-
-
 WITH_KIND = """
 from dataclasses import dataclass
 @dataclass
@@ -244,14 +228,3 @@ def test_the_examples_run_with_an_installed_package(tmp_path: Path) -> None:
     variables = {"PYTHONPATH": str(site), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     code = f"import wheel; assert wheel.txl_lightning.__file__.startswith({str(site)!r}); wheel.use_guests()"
     printed("-c", code, directory=tmp_path, **variables)
-
-
-def test_nothing_in_the_core_names_a_guest() -> None:
-    files = sorted((ROOT / "txl_lightning/variants").glob("[!_]*.py"))
-    classes = re.findall(r"^class (\w+)", "".join(path.read_text() for path in files), re.MULTILINE)
-    names = re.compile(rf"\b({'|'.join([*(path.stem for path in files), *classes])})\b")
-    for path in [*(ROOT / "txl_lightning").rglob("*.py"), *(ROOT / "hydra_plugins").rglob("*.py")]:
-        text = path.read_text()
-        if path.parent.name != "variants":
-            older = re.sub(r'"(model|memory)\.\w+"', "", text)  # options of earlier versions
-            assert not (found := names.search(older)), f"{path}: {found and found[0]}"

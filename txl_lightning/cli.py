@@ -98,7 +98,9 @@ def run(words: list[str]) -> None:
         sys.exit(0 if name else 2)
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, n=1)
-        allowed = f"did you mean {near[0]}?" if near else f"must be one of {', '.join(COMMANDS)}"
+        allowed = f"must be one of {', '.join(COMMANDS)}"
+        if near:
+            allowed = f"did you mean {near[0]}?"
         print(f"txl: unknown command {name!r}, {allowed}", file=sys.stderr)
         sys.exit(2)
     # Hydra takes a quarter of a second to import. Help needs none of it.

@@ -26,8 +26,11 @@ LOCK_SECONDS = 10.0  # jobs of a killed runner end within a second or two
 
 def expand(path: str) -> Path:
     """Expand `~`, and `~/.cache` to the folder XDG_CACHE_HOME if that is set."""
-    caches, name = os.environ.get("XDG_CACHE_HOME", ""), path.removeprefix("~/.cache/")
-    return Path(caches, name) if os.path.isabs(caches) and name != path else Path(path).expanduser()
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    name = path.removeprefix("~/.cache/")
+    if os.path.isabs(caches) and name != path:
+        return Path(caches, name)
+    return Path(path).expanduser()
 
 
 def not_special(path: str | Path) -> Path:
@@ -102,7 +105,8 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links_out(folder)
     deadline = time.monotonic() + LOCK_SECONDS * wait
-    with open(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "wb") as file:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with open(os.open(folder / LOCK, flags, 0o666), "wb") as file:
         with suppress(OSError):  # of a file system without locks
             while True:
                 try:
@@ -137,9 +141,8 @@ def sync_folder(path: Path) -> None:
     """Flush a folder's list of names to disk, so that a rename survives a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
-        with suppress(
-            OSError
-        ):  # some network file systems cannot; the files themselves are on disk
+        # Some network file systems cannot; the files themselves are on disk.
+        with suppress(OSError):
             os.fsync(folder)
     finally:
         os.close(folder)

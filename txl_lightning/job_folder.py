@@ -104,8 +104,11 @@ def checksum(record: Mapping[str, Any]) -> str:
 
 def identity(options: dict[str, Any]) -> dict[str, Any]:
     """Return the nested options of a job as JSON values by dotted name, without `WITHOUT_INFLUENCE`."""
-    values = json.loads(json.dumps(flat(options)))
-    return {name: value for name, value in values.items() if not _is_in(name, WITHOUT_INFLUENCE)}
+    values: dict[str, Any] = json.loads(json.dumps(flat(options)))
+    for name in list(values):
+        if _is_in(name, WITHOUT_INFLUENCE):
+            del values[name]
+    return values
 
 
 def options_of_text(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +131,12 @@ def job_folders(root: Path) -> list[JobFolder]:
     return [JobFolder(path) for path in folders]
 
 
-def choose_folder(root: Path, wanted: Path, options: Mapping[str, Any], taken: set[Path]) -> Path:
+def choose_folder(
+    root: Path,
+    wanted: Path,
+    options: Mapping[str, Any],
+    taken: set[Path],
+) -> Path:
     """Choose the folder of a job of a multirun: the one in which it ran before, the wanted one, or the next free one.
 
     Args:

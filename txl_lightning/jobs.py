@@ -248,7 +248,8 @@ class Jobs:
                 continue
             self.waiting.remove(job)
             if not self.done.issuperset(job.needs):
-                self.failed[job.name] = f"{job.name} was not run: it needs {', '.join(job.needs)}"
+                needs = ", ".join(job.needs)
+                self.failed[job.name] = f"{job.name} was not run: it needs {needs}"
                 continue
             try:
                 self.running.append((job, self.start(job)))

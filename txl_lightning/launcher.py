@@ -151,7 +151,8 @@ class ProcessLauncher(Launcher):
 
     def _start(self, job: MultirunJob) -> Process:
         folder = job.folder.path
-        log.info(f"#{job.name} starts: {' '.join(job.overrides)} ({folder})")
+        overrides = " ".join(job.overrides)
+        log.info(f"#{job.name} starts: {overrides} ({folder})")
         with locked(folder, wait=True):  # the job of a killed multirun ends within seconds
             variables = {"HYDRA_FULL_ERROR": "0"}  # this process has set it to 1
         if self.max_parallel > 1:
@@ -182,7 +183,8 @@ class ProcessLauncher(Launcher):
                 error = str(incomparable)
         status = JobStatus.COMPLETED
         if error is not None:
-            CALL.failures.append(f"job {job.name} ({' '.join(job.overrides)}): {error}")
+            overrides = " ".join(job.overrides)
+            CALL.failures.append(f"job {job.name} ({overrides}): {error}")
             status = JobStatus.FAILED
             value = UserError(error)
         return JobReturn(overrides=job.overrides, status=status, _return_value=value)

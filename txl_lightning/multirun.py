@@ -22,7 +22,7 @@ JSON_FILE = "multirun.json"
 TABLE_FILE = "multirun.md"
 BITS_PER_BYTE = "val/bpb"
 UNITS = ("nll", "bpc", "ppl", "bpt", "bpb")
-LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in UNITS)
+LOSSES = [f"val/{unit}" for unit in UNITS] + [f"test/{unit}" for unit in UNITS]
 OF_THE_SEED = ("seed", "data.seed")
 WITH_SEVERAL_RANKS = (".ProcessLauncher", ".SlurmLauncher")
 NO_ORDER = (
@@ -95,13 +95,18 @@ def write_results(root: Path) -> Path | None:
     jobs = []
     lines = []
     for row in rows:
-        job: dict[str, Any] = {"job": row.name, "overrides": row.overrides, "state": row.state}
-        job["metrics"] = row.metrics
+        job: dict[str, Any] = {
+            "job": row.name,
+            "overrides": row.overrides,
+            "state": row.state,
+            "metrics": row.metrics,
+        }
         if row.state == "failed":
             job["error"] = row.job.record["error"]
         jobs.append(job)
         line = {"job": row.name, **row.overrides}
-        line.update({name: f"{value:.4f}" for name, value in row.metrics.items()})
+        for name, value in row.metrics.items():
+            line[name] = f"{value:.4f}"
         line["state"] = row.state
         lines.append(line)
     text = markdown(lines)
@@ -130,7 +135,8 @@ def read_row(job: JobFolder, root: Path) -> Row:
     row.metrics = {name: result[name] for name in LOSSES if name in result}
     if result:
         row.state = "finished"
-        row.text = f"{result.get('corpus', {}).get('name')} {job.options.get('data.path')}"
+        corpus = result.get("corpus", {})
+        row.text = f"{corpus.get('name')} {job.options.get('data.path')}"
         if "ended_by" in result:
             row.state += f" by {result['ended_by']} at step {result['steps']}"
     elif "error" in record:
@@ -177,7 +183,8 @@ def over_seeds(rows: list[Row]) -> list[dict[str, str]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.metrics:
-            groups.setdefault(checksum(without_seed(row.job.options)), []).append(row)
+            key = checksum(without_seed(row.job.options))
+            groups.setdefault(key, []).append(row)
     lines = []
     for group in groups.values():
         if len(group) == 1:
@@ -186,7 +193,8 @@ def over_seeds(rows: list[Row]) -> list[dict[str, str]]:
         line["seeds"] = str(len(group))
         for name in group[0].metrics:
             values = [row.metrics[name] for row in group]
-            line[name] = f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+            mean = statistics.mean(values)
+            line[name] = f"{mean:.4f} ± {statistics.stdev(values):.4f}"
         lines.append(line)
     return lines
 
