@@ -228,7 +228,10 @@ def folder_of_job(
 
 def without_hydra(config: DictConfig) -> DictConfig:
     """Return a copy of a job's config without Hydra's settings."""
-    return OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
+    task = config.copy()
+    with open_dict(task):
+        task.pop("hydra", None)
+    return task
 
 
 def shared_precision(root: Path, config: DictConfig) -> str:
