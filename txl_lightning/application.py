@@ -189,7 +189,7 @@ class Task:
     command: Command
 
     def __call__(self, config: DictConfig) -> float | None:
-        """Run the command; in a multirun return the value of its objective."""
+        """Run the command; in a multirun return the loss that a search minimizes."""
         settings: Any = HydraConfig.get()
         if settings.mode == RunMode.MULTIRUN:
             try:
