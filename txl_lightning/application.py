@@ -67,7 +67,7 @@ OF_FURTHER_RANKS = (
 
 
 class Refused(SystemExit):
-    """End of the command because of bad input. Hydra's callbacks and jobs pass it on, unlike other exceptions."""
+    """End a command after bad input. Hydra's callbacks and jobs pass it on, unlike other exceptions."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(2)
@@ -98,13 +98,13 @@ def schemas() -> dict[str, Any]:
 
 
 def register(*commands: Command) -> None:
-    """Register with Hydra the user's own choices, and the schemas of groups and commands.
+    """Register the user's choices, and the schemas for groups and commands, with Hydra.
 
     Args:
-        commands: commands to register; without any all of them.
+        commands: commands to register; without any, all.
 
     Raises:
-        OptionError: a file of the user cannot be imported.
+        OptionError: a user's file cannot be imported.
     """
     load_guests()
     nodes = schemas()
@@ -125,7 +125,7 @@ def compose(*overrides: str) -> Any:
         HydraException: an override is not usable.
     """
     register()
-    other = GlobalHydra.instance().hydra  # of a program with a Hydra of its own
+    other = GlobalHydra.instance().hydra  # a program that uses Hydra itself
     GlobalHydra.instance().clear()
     try:
         return typed(composition("config", overrides))
@@ -134,16 +134,16 @@ def compose(*overrides: str) -> Any:
 
 
 def composition(name: str, overrides: Sequence[str]) -> DictConfig:
-    """Return Hydra's composition of a file in `conf/`; its schemas must be registered."""
+    """Return the config that Hydra composes from a file in `conf/`; its schemas must be registered."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose(name, list(overrides))
 
 
 class RunFolder(Callback):
-    """Callback of Hydra's in `conf/common.yaml`: locks the folder before Hydra writes into it."""
+    """Hydra callback in `conf/common.yaml`: locks the folder before Hydra writes into it."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Lock the folder of a run."""
+        """Lock a run's folder."""
         with _refusing():
             _refuse_hidden_files(config)
             if config.hydra.output_subdir is not None:
@@ -151,7 +151,7 @@ class RunFolder(Callback):
                 CALL.locks.enter_context(locked(CALL.folder))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Lock the folder of a multirun, and refuse a search whose jobs would all fail."""
+        """Lock a multirun's folder, and refuse a search whose jobs would all fail."""
         with _refusing():
             _refuse_hidden_files(config)
             check_search(config)
@@ -163,7 +163,7 @@ class RunFolder(Callback):
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Turn an expected error into the end of the command: Hydra reports other exceptions as warnings."""
+    """Turn an expected error into the command's end: Hydra reports other exceptions as warnings."""
     try:
         yield
     except EXPECTED as error:
@@ -238,7 +238,7 @@ def run_command(command: Command, words: list[str]) -> None:
     """Run one command with the words typed after its name.
 
     Raises:
-        SystemExit: after `--help`, on bad input, after a signal, or if jobs of a multirun failed.
+        SystemExit: after `--help`, on bad input, after a signal, or if jobs in a multirun failed.
     """
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
     os.environ[FULL_ERROR] = "1"  # Hydra then raises its errors, and does not print them
@@ -265,7 +265,7 @@ def run_command(command: Command, words: list[str]) -> None:
         cause = getattr(error, "error", error)
         if wants_traceback:
             raise cause from None
-        if not CALL.failures:  # else the sweeper repeats the error of a job
+        if not CALL.failures:  # else the sweeper repeats the job's error
             fail(command, cause)
     for line in CALL.failures:
         print(f"txl {command.name}: {line}", file=sys.stderr)
@@ -274,7 +274,7 @@ def run_command(command: Command, words: list[str]) -> None:
 
 
 def start(command: Command, words: list[str]) -> None:
-    """Call Hydra with the words of a command."""
+    """Call Hydra with a command's words."""
     register(command)
     words = usable(words)
     if "--help" in words or "-h" in words:
@@ -306,7 +306,7 @@ def hydra_output(command: Command, words: list[str]) -> str:
 
 
 def show_results() -> None:
-    """Print the table of a multirun, also of one that failed or was interrupted."""
+    """Print a multirun's table, also after a failure or an interrupt."""
     if CALL.sweep_dir is not None:
         table = write_results(CALL.sweep_dir)
         if table is not None:
@@ -342,11 +342,11 @@ def usable(words: Sequence[str]) -> list[str]:
 
 
 def completions(command: Command, words: list[str], line: str) -> str:
-    """Return Hydra's completions of a typed line, without the schemas that choices of a group build on.
+    """Return Hydra's completions for a typed line, without the schemas that group choices build on.
 
     Args:
         command: command in the line.
-        words: words of Hydra's script.
+        words: the arguments to Hydra's script.
         line: typed line without the command's name.
     """
     register(command)

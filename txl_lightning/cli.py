@@ -30,7 +30,7 @@ VARIABLES = ("TXL_", "OMP_", "MKL_", "CUDA_", "HYDRA_")
 
 
 def usage() -> str:
-    """Return the text of `txl --help`: every command with its purpose."""
+    """Return the text for `txl --help`: every command with its purpose."""
     lines = ["usage: txl COMMAND [overrides]", ""]
     for row in COMMANDS.values():
         lines += [f"  txl {row.usage}", f"{INDENT}{row.summary}"]
@@ -63,8 +63,8 @@ def environment() -> str:
 def main() -> None:
     """Run the command line `txl COMMAND …` in `sys.argv`.
 
-    Exit status: 0 on success, 2 with one line on bad input, 1 if a job of a multirun failed, and 128 + the number of
-    the signal that ended the command (130 after Ctrl-C).
+    Exit status: 0 on success, 2 with one line on bad input, 1 if a job in a multirun failed, and 128 + the signal's
+    number if a signal ended the command (130 after Ctrl-C).
     """
     try:
         run(sys.argv[1:])
@@ -110,7 +110,7 @@ def run(words: list[str]) -> None:
 
 
 def complete(words: list[str]) -> None:
-    """Answer Hydra's completion script: the commands, or the options of the command that was typed.
+    """Answer Hydra's completion script: the commands, or the typed command's options.
 
     The script hands over the typed line in COMP_LINE.
     """

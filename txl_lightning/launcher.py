@@ -1,9 +1,9 @@
-"""Launcher of multiruns, `hydra/launcher=process`: every job is the plain command in a fresh process.
+"""Launcher for multiruns, `hydra/launcher=process`: every job is the plain command in a fresh process.
 
     txl train -m seed=1,2   runs   txl train seed=1 hydra.mode=RUN hydra.run.dir=FOLDER/0   and the same with seed=2
 
-A finished job is skipped and a stopped one resumed. A job that fails does not stop the others. One job at a time writes
-to the terminal. With `hydra.launcher.max_parallel` above 1 each job writes to `log.txt` in its folder.
+A finished job is skipped and a stopped one resumed. A failed job does not stop the rest. One job at a time writes to
+the terminal. With `hydra.launcher.max_parallel` above 1 each job writes to `log.txt` in its folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_GROUP_LENGTH = 128  # of W&B
 
 @dataclass
 class Call:
-    """The call of `txl` in this process: Hydra makes callbacks and launchers from a config, and they share this.
+    """The `txl` call in this process: Hydra makes callbacks and launchers from a config, and they share this.
 
     Attributes:
         folder: folder of a single run.
@@ -64,12 +64,12 @@ CALL = Call()
 
 @dataclass
 class MultirunJob:
-    """One job of a multirun.
+    """One job in a multirun.
 
     Attributes:
         name: its number.
-        overrides: overrides of this job alone.
-        words: words of the plain command after `txl`.
+        overrides: this job's overrides only.
+        words: the plain command after `txl`.
         folder: where it writes.
     """
 
@@ -82,10 +82,10 @@ class MultirunJob:
 
 
 class ProcessLauncher(Launcher):
-    """Launcher that runs each job in a process group of its own.
+    """Launcher that runs each job in its process group.
 
     Args:
-        max_parallel: number of jobs that run at once; they share the cores, or OMP_NUM_THREADS.
+        max_parallel: jobs that run at once; they share the cores, or OMP_NUM_THREADS.
     """
 
     def __init__(self, max_parallel: int) -> None:
@@ -106,7 +106,7 @@ class ProcessLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run one batch of the sweeper's jobs and wait for all of them.
+        """Run one batch from the sweeper and wait for all its jobs.
 
         Raises:
             KeyboardInterrupt: a signal ended the multirun and all of its jobs.
@@ -130,7 +130,7 @@ class ProcessLauncher(Launcher):
         return [self._return(job, runner.failed.get(job.name)) for job in jobs]
 
     def _prepare(self, number: int, overrides: list[str], taken: set[Path]) -> MultirunJob:
-        """Compose the config of a job as Hydra's own launchers do, and choose its folder."""
+        """Compose a job's config as Hydra's launchers do, and choose its folder."""
         config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
@@ -161,7 +161,7 @@ class ProcessLauncher(Launcher):
         return start_job(job.words, folder, variables, has_log=self.max_parallel > 1)
 
     def _end(self, job: MultirunJob, process: Process) -> str | None:
-        """Record how a job ended and write the table; return the error of one that failed."""
+        """Record how a job ended and write the table; return the error if it failed."""
         error = None
         if process.status:
             error = job.folder.record.get("error")
@@ -174,7 +174,7 @@ class ProcessLauncher(Launcher):
         return error
 
     def _return(self, job: MultirunJob, error: str | None) -> JobReturn:
-        """Return what a sweeper reads: the loss of a job, or its error."""
+        """Return what a sweeper reads: a job's loss, or its error."""
         value: Any = None
         if error is None and self.command.resume:
             try:
@@ -191,7 +191,7 @@ class ProcessLauncher(Launcher):
 
 
 def loss_of_job(root: Path, folder: JobFolder, sweeper: DictConfig) -> float | None:
-    """Return the loss of a finished job that a search minimizes; None for a grid whose losses have no order.
+    """Return the loss that a search minimizes; None for a grid whose losses have no order.
 
     Raises:
         UserError: a search would minimize losses that cannot be compared.
@@ -289,11 +289,11 @@ def run_in_process(
     settings: DictConfig,
     run: Callable[[DictConfig, Path], None],
 ) -> float | None:
-    """Run a job of a launcher that calls the task itself (basic, joblib, submitit); skip or resume it as above.
+    """Run a job for a launcher that calls the task itself (basic, joblib, submitit); skip or resume it as above.
 
     Args:
         command: the command.
-        config: config of the job.
+        config: the job's config.
         settings: Hydra's node `hydra`.
         run: runs the command with a config in a folder.
     """
@@ -320,7 +320,7 @@ def run_in_process(
 
 
 def prepare_wandb(root: Path) -> None:
-    """Let the runs of a multirun be one group in W&B, each with an id of its own."""
+    """Group a multirun's runs in W&B, each with its id."""
     given = os.environ.pop("WANDB_RUN_ID", None)
     if given is not None:
         notice(

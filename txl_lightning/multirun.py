@@ -1,4 +1,4 @@
-"""Results of a multirun: `multirun.json` and `multirun.md` from the folders of its jobs, and its objective."""
+"""Multirun results: `multirun.json` and `multirun.md`, made from its job folders, and its objective."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Row:
 
 
 def write_results(root: Path) -> Path | None:
-    """Write `multirun.json` and `multirun.md` from the folders of all jobs, the lowest loss first.
+    """Write `multirun.json` and `multirun.md` from all job folders, the lowest loss first.
 
     Neither has times or dates, so that a multirun that was interrupted ends with the same files.
 
@@ -125,7 +125,7 @@ def write_results(root: Path) -> Path | None:
 
 
 def read_row(job: JobFolder, root: Path) -> Row:
-    """Return the row of a job."""
+    """Return a job's row."""
     record = job.record
     result = job.result
     row = Row(job, job.path.relative_to(root).as_posix())

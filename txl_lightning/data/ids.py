@@ -1,4 +1,4 @@
-"""Files of token ids: arrays of NumPy, Megatron, fairseq and llm.c, raw numbers; their range and their names."""
+"""Files with token ids: NumPy, Megatron, fairseq and llm.c arrays, raw numbers; their range and their names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from txl_lightning.files import not_special
 
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 NUMPY = b"\x93NUMPY"
-INDEX = b"MMIDIDX\0\0"  # of Megatron and fairseq
+INDEX = b"MMIDIDX\0\0"  # in Megatron and fairseq files
 TYPES_OF_INDEX = {
     1: "uint8",
     2: "int8",
@@ -33,7 +33,7 @@ TYPES_OF_INDEX = {
 TYPES_OF_LLM_C = {20240520: "uint16", 20240801: "uint32"}
 LLM_C_HEADER = 256 * 4
 HEAD_BYTES = 512
-# First bytes of files that are no raw numbers: of other libraries and archives; numbers in a text, and words.
+# First bytes in files that are no raw numbers: other libraries' files and archives; numbers in a text, and words.
 HEADERS = re.compile(
     rb"LITPKDS|\x89HDF|PK\x03\x04|\x80[\x02-\x05](\x95.{4}\0{4}|\x8a\n)|.{4}\0{4}\{\"|PAR1|ARROW1"
     rb"|\x1f\x8b\x08|BZh\d1AY|\xfd7zXZ|\x28\xb5\x2f\xfd|.{257}ustar|[\d\s,;\[\]-]{16}",
@@ -41,8 +41,8 @@ HEADERS = re.compile(
 )
 LETTERS = re.compile(HEADERS.pattern + rb"|[\w\s,;\[\]-]{16}")
 NO_STARTS = np.zeros(0, np.int64)
-BYTES_OF_ID = 500  # at least: its name, its row of the embedding with gradient and moments
-FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
+BYTES_OF_ID = 500  # at least: its name, its embedding row with gradient and moments
+FEW_IDS = 1 << 16  # this vocabulary has every id; reading can stop
 FEW_DISTINCT = 20  # times as many ids as occur
 
 
@@ -105,7 +105,7 @@ def _numpy(path: Path) -> Part:
 
 
 def _indexed(path: Path) -> Part:
-    """Open the ids of Megatron or fairseq: `.bin` without a header, its `.idx` has type, sequences and documents."""
+    """Open Megatron or fairseq ids: `.bin` without a header, its `.idx` has type, sequences and documents."""
     index = path.with_suffix(".idx").read_bytes()
     is_index = index.startswith(INDEX) and len(index) >= 26
     allowed = "must have an index of Megatron or fairseq (--dataset-impl mmap)"
@@ -184,7 +184,7 @@ def _raw(path: Path, config: FileData, head: bytes) -> Part:
         number = int.from_bytes(head[:width], "little")
         is_foreign = is_foreign or size - width in (number, number * dtype.itemsize)
     for index in (path.with_name("index.json"), path.with_name(f"{path.name}.index")):
-        is_foreign = is_foreign or index.is_file()  # of chunks of another library
+        is_foreign = is_foreign or index.is_file()  # chunks from another library
     sure = "save them with numpy.save, or data.format=raw if they are plain numbers"
     allowed = f"begins with {head[:16]!r} or has an index beside it, unlike plain ids: {sure}"
     require(
@@ -204,7 +204,7 @@ def _raw(path: Path, config: FileData, head: bytes) -> Part:
 
 
 def encode_ids(value: Any) -> list[np.ndarray]:
-    """Return the sequences of ids of a record as int32: one, or several if its members are lists, as MidiTok writes.
+    """Return a record's id sequences as int32: one, or several if its members are lists, as MidiTok writes.
 
     Raises:
         TypeError, ValueError: it is no list of ids.
@@ -223,7 +223,7 @@ def encode_ids(value: Any) -> list[np.ndarray]:
 def vocabulary_of_ids(
     config: FileData, source: Source, checksum: str, given: Vocabulary | None
 ) -> Vocabulary:
-    """Return the vocabulary of ids: the given one, or of as many as `data.vocab_size`, `data.names` or the ids have.
+    """Return the vocabulary for ids: the given one, or with as many as `data.vocab_size`, `data.names` or the ids have.
 
     Raises:
         OptionError: an id is negative or too large, `data.names` cannot be read, `data.vocab_size` is not possible, or
@@ -294,7 +294,7 @@ def _new_vocabulary(config: FileData, counts: dict[str, int]) -> Vocabulary:
 
 
 def _require_plausible(counts: dict[str, int]) -> None:
-    """Refuse ids that may be halves or pairs of others."""
+    """Refuse ids that may be halves or pairs of other ids."""
     number = counts["number"]
     largest = counts["largest"]
     is_far = largest >= max(number, FEW_IDS) or FEW_DISTINCT * counts["distinct"] < largest
@@ -309,7 +309,7 @@ def _require_plausible(counts: dict[str, int]) -> None:
 
 
 def names_of_ids(file: str) -> dict[int, str]:
-    """Return the names of ids in a file: `tokenizer.json`, `vocab.json`, or a list with one name in each line.
+    """Return the names of ids in a file: `tokenizer.json`, `vocab.json`, or a list with one name per line.
 
     Raises:
         OptionError: it cannot be read.

@@ -1,4 +1,4 @@
-"""Corpora of the paper, and Wikipedia of 2015: their files, where these are downloaded, and their published sizes."""
+"""The paper's corpora, and Wikipedia from 2015: their files, download addresses, and published sizes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ WIKITEXT = "Salesforce/wikitext"
 SPLITS_OF_HUB = ("train", "validation", "test")
 REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
 LM1B = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
-# Archives, and the names of the needed files in any of their folders.
+# Archives, and the files needed from any folder in them.
 ADDRESSES = {
     "enwik8": ("https://mattmahoney.net/dc/enwik8.zip", "enwik8"),
     "text8": ("https://mattmahoney.net/dc/text8.zip", "text8"),
     "ptb": ("https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz", "ptb.*.txt"),
     "lm1b": (f"https://www.statmt.org/lm-benchmark/{LM1B}", "news.en*-of-*"),
 }
-# Of archives and of files in them, as ALGORITHM:HEXADECIMAL.
+# For archives and the files in them, as ALGORITHM:HEXADECIMAL.
 CHECKSUMS = {
     "enwik8": "md5:a1fa5ffddb56f4953e226637dabbb36a",
     "text8": "md5:3bea1919949baf155f99411df5fada7e",
@@ -49,10 +49,10 @@ CHECKSUMS = {
 }
 CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 WIKITEXT_EVALUATION = {"valid": 217_646, "test": 245_569}
-# Entries of the vocabulary and tokens of the splits with `<eos>`, which a correct preparation reproduces.
+# Vocabulary entries and tokens per split with `<eos>`, which a correct preparation reproduces.
 PUBLISHED: dict[str, dict[str, int]] = {
     "enwik8, newlines kept": {"vocabulary": 205, **CHARACTERS},
-    "enwik8, newlines dropped": {"vocabulary": 204},  # of the bytes, line breaks are counted too
+    "enwik8, newlines dropped": {"vocabulary": 204},  # in bytes, line breaks are counted too
     "text8": {"vocabulary": 27, **CHARACTERS},
     "wikitext-103": {"vocabulary": 267_735, "train": 103_227_021, **WIKITEXT_EVALUATION},
     "wikitext-2": {"vocabulary": 33_278, "train": 2_088_628, **WIKITEXT_EVALUATION},
@@ -60,7 +60,7 @@ PUBLISHED: dict[str, dict[str, int]] = {
     "lm1b": {"vocabulary": 793_471},
     "lm1b, <S> at both ends": {"vocabulary": 793_471},
 }
-# Names of folders in `data.root` other than the corpus', the files of a split, and in words what to put there.
+# Other allowed folder names in `data.root`, each split's files, and in words what to put there.
 FOLDERS = {"ptb": "penn", "lm1b": "one-billion-words"}
 LAYOUTS = ("{}.txt.raw", "wiki.{}.tokens", "ptb.{}.txt", "{}.txt")
 NEEDED = {
@@ -73,7 +73,7 @@ NEEDED = {
 
 @register_corpus("enwik8", "byte", options=Enwik8Data)
 def enwik8(config: Enwik8Data) -> Source:
-    """First 10^8 bytes of Wikipedia of 2006: 90M, 5M and 5M bytes.
+    """First 10^8 bytes of Wikipedia in 2006: 90M, 5M and 5M bytes.
 
     `data.newlines=dropped` reads it as the paper did: without line breaks, 204 symbols. `kept` keeps all bytes, 205
     symbols. The corpus' name says which.
@@ -91,7 +91,7 @@ def enwik8(config: Enwik8Data) -> Source:
 
 @register_corpus("text8", "char")
 def text8(config: DataConfig) -> Source:
-    """First 10^8 characters of Wikipedia of 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
+    """First 10^8 characters of Wikipedia in 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
     return _source(config, vocabulary.characters)
 
 
@@ -112,9 +112,8 @@ def ptb(config: DataConfig) -> Source:
 def lm1b(config: Lm1bData) -> Source:
     """One Billion Word benchmark: shuffled sentences, each begins with `<S>`; validation and test are the same text.
 
-    The vocabulary has the words that occur at least three times in training. `data.sentence_marks=both` has `<S>` at
-    the ends of sentences too, as the TensorFlow code: the end of a sentence and the start of the next one are then two
-    tokens.
+    The vocabulary has the words that occur at least three times in training. `data.sentence_marks=both` puts `<S>` at
+    sentence ends too, like the TensorFlow code: one sentence's end and the next one's start are then two tokens.
     """
     ways = {"start": "", "both": ", <S> at both ends"}
     marks = config.sentence_marks
@@ -136,12 +135,12 @@ def lm1b(config: Lm1bData) -> Source:
 
 @register_corpus("wikipedia-2015", *vocabulary.LEVELS)
 def wikipedia_2015(config: DataConfig) -> Source:
-    """Plain text of Wikipedia articles of 2015 (`<doc …>` lines between them), of about enwik8's size: 90/5/5 %."""
+    """Plain text from Wikipedia articles in 2015 (`<doc …>` lines between them), about as large as enwik8: 90/5/5 %."""
     return _source(config, open_vocabulary(config))
 
 
 def _folder(config: DataConfig) -> Path:
-    """Return the folder of a corpus, which has its name, or else the name that the original's download script gives it.
+    """Return a corpus's folder, which has its name, or else the name that the original's download script gives it.
 
     They are folders in `data.root`, or else in the folder that the variable TXL_DATA names, or else in a folder for
     downloads in `data.cache_dir`.
@@ -167,7 +166,7 @@ def _folder(config: DataConfig) -> Path:
 def _source(
     config: DataConfig, make: MakeVocabulary, way: str = "", cutoffs: tuple[int, ...] = ()
 ) -> Source:
-    """Return a corpus from its files, which are downloaded if they are not there.
+    """Return a corpus from its files; missing ones are downloaded.
 
     Args:
         config: group `data`.
@@ -196,7 +195,7 @@ def _source(
 
 
 def _find_parts(config: DataConfig, folder: Path) -> Parts:
-    """Return the files of the first layout that is complete; nothing if none is."""
+    """Return the files in the first complete layout; nothing if none is."""
     joined = folder / folder.name
     if joined.is_file():
         return _cut_published(joined)
@@ -242,7 +241,7 @@ def fetch(corpus: str, folder: Path) -> None:
                 _from_hub(corpus, unfinished)
             else:
                 raise UserError("there is no official address to download it from")
-    except Exception as error:  # of the network, an archive or a library
+    except Exception as error:  # from the network, an archive or a library
         needed = NEEDED.get(corpus, "train.txt, valid.txt and test.txt")
         where = f"put {needed} there (the folder {folder.parent} is data.root or TXL_DATA)"
         reason = f"the download failed ({first_line(error)})"
