@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable
@@ -28,7 +27,6 @@ except ImportError as error:
     sys.exit(f"dashboard: needs pip install 'txl_lightning[dashboard]' ({error})")
 
 NAME = "Transformer-XL"
-PROJECT = os.environ.get("WANDB_PROJECT", LoggerConfig.project)
 RUNSET_ID = "txl-runs"
 BY_ARM: dict[str, Any] = {
     "groupby": wr.Config("arm"),
@@ -217,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m sweeps.dashboard", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument(
-        "--project", default=PROJECT, help="default: %(default)s, as logger.project"
+        "--project", default=LoggerConfig.project, help="default: %(default)s, as logger.project"
     )
     parser.add_argument("--entity", default="", help="user or team; default: the key's own")
     parser.add_argument(

@@ -101,7 +101,9 @@ def test_processes_that_a_job_leaves_behind_end_with_it(tmp_path: Path) -> None:
         ("trap '' TERM; while :; do sleep 600; done", -signal.SIGKILL),
     ],
 )
-def test_a_signal_ends_a_job_with_its_children(line: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_a_job_with_its_children(
+    line: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = Record()
     waiting = [Call("late", line), Call("later")]
     monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.2)

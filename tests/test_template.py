@@ -171,7 +171,9 @@ def test_several_callbacks_are_joined_and_their_arguments_are_options(tmp_path: 
 def test_an_optimizer_of_any_class_trains_and_resumes(tmp_path: Path) -> None:
     given = ("optimizer._target_=torch.optim.SGD", "optimizer.momentum=0.9", "optimizer.lr=0.1")
     train(tmp_path, *given)
-    group = read_file(tmp_path / "run/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"][0]
+    group = read_file(tmp_path / "run/checkpoints/last.ckpt")["optimizer_states"][0][
+        "param_groups"
+    ][0]
     assert (group["momentum"], group["initial_lr"]) == (0.9, 0.1)
     assert train(tmp_path, *given, "trainer.max_steps=14", "resume=auto")["steps"] == 14
 
@@ -332,7 +334,10 @@ def test_a_search_with_optuna_and_two_processes_a_trial(tmp_path: Path) -> None:
 @pytest.mark.parametrize("launcher", ["process", "basic"])
 def test_a_search_with_a_storage_continues_its_study(tmp_path: Path, launcher: str) -> None:
     """The second call adds two trials; the first two do not run again."""
-    study = (f"hydra.sweeper.storage='sqlite:///{tmp_path}/study.db'", "hydra.sweeper.study_name=lr")
+    study = (
+        f"hydra.sweeper.storage='sqlite:///{tmp_path}/study.db'",
+        "hydra.sweeper.study_name=lr",
+    )
     given = (*study, "hydra.sweeper.sampler.seed=null", f"hydra/launcher={launcher}")
     before = search(tmp_path, *given)
     written = {}

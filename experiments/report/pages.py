@@ -317,9 +317,8 @@ def _settings(results: Results) -> list[str]:
     facts = dict(results["settings"])
     for corpus in results["corpora"]:
         facts[f"data: {corpus['name']}"] = f"SHA-256 {corpus['sha256']}"
-    facts["time"] = (
-        f"{clock(seconds['wall'])}; {clock(seconds['training'])} of training in all jobs"
-    )
+    training = clock(seconds["training"])
+    facts["time"] = f"{clock(seconds['wall'])}; {training} of training in all jobs"
     facts["machine"] = (
         f"{machine['cores']} cores, {machine['processor']}; {gpus}; "
         f"{machine['platform']}; Python {machine['python']}"
