@@ -103,7 +103,8 @@ def introduction(results: Results) -> str:
     if not where:
         where = f"{machine['cores']} cores of an {machine['processor'] or 'unknown CPU'}"
     verb = "took" if results["finished"] else "has run for"
-    took = f"{results['command']} {verb} {clock(results['seconds']['wall'])} on {where}"
+    wall = clock(results["seconds"]["wall"])
+    took = f"{results['command']} {verb} {wall} on {where}"
     trained = [run for run in results["runs"].values() if run["command"] == "train"]
     if not trained:
         return f"{took}. No training is finished."
@@ -317,8 +318,9 @@ def _settings(results: Results) -> list[str]:
     facts = dict(results["settings"])
     for corpus in results["corpora"]:
         facts[f"data: {corpus['name']}"] = f"SHA-256 {corpus['sha256']}"
+    wall = clock(seconds["wall"])
     training = clock(seconds["training"])
-    facts["time"] = f"{clock(seconds['wall'])}; {training} of training in all jobs"
+    facts["time"] = f"{wall}; {training} of training in all jobs"
     facts["machine"] = (
         f"{machine['cores']} cores, {machine['processor']}; {gpus}; "
         f"{machine['platform']}; Python {machine['python']}"
