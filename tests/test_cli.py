@@ -24,7 +24,7 @@ from txl_lightning.files import LOCK, locked
 def test_help_lists_the_commands() -> None:
     help_text = run_txl("--help").out
     assert "txl train [overrides]" in help_text
-    assert all(f"txl {name} " in help_text for name in COMMANDS)
+    assert all(f"txl {name}" in help_text for name in COMMANDS)
     assert max(map(len, help_text.splitlines())) <= 120
     assert run_txl().status == 2
 
