@@ -115,7 +115,7 @@ class Arm:
         return "recurrence" if self.recurrence else "no_recurrence"
 
     def overrides(self, profile: Profile, config: Config) -> list[str]:
-        """Return the overrides of the arm, to append to those of profile and user, which compose `config`."""
+        """Return the overrides of the arm, to append to the profile's and the user's, which compose `config`."""
         recipe = profile.recipes.get(self.family, ())
         if self.baseline:
             return [f"model={self.baseline}", *recipe]

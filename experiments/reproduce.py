@@ -79,7 +79,7 @@ def parse(words: list[str] | None = None) -> Setup:
     """Return the settings that a command line asks for; exit with status 2 and one line on bad input.
 
     Args:
-        words: the command line; None for that of this process.
+        words: the command line; None for this process's.
     """
     if words is None:
         words = sys.argv[1:]
@@ -102,7 +102,7 @@ def parse(words: list[str] | None = None) -> Setup:
         parser.error(f"--parallel {options.parallel}: must be an integer >= 1")
     sections = tuple(options.only.split(","))
     if not SECTIONS.keys() >= set(sections):
-        parser.error(f"--only {options.only}: must be of {', '.join(SECTIONS)}")
+        parser.error(f"--only {options.only}: may contain only {', '.join(SECTIONS)}")
     directory = options.directory or Path("reports") / options.profile
     return Setup(
         profile=PROFILES[options.profile],

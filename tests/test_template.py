@@ -116,8 +116,11 @@ def test_lightnings_names_of_our_options(tmp_path: Path) -> None:
             "no such option, did you mean trainer.limit_train_batches?",
         ),
         ("trainer.num_thread=3", "no such option, did you mean trainer.num_threads?"),
-        ("trainer.limit_val_batches=0.5", "=0.5: must be of the type of trainer.val_max_segments"),
-        ("trainer.plugins=[]", "is decided by txl train; here: a run has its own"),
+        (
+            "trainer.limit_val_batches=0.5",
+            "=0.5: must have the same type as trainer.val_max_segments",
+        ),
+        ("trainer.plugins=[]", "is set by txl train: a run has its own plugins"),
         ("trainer.strategy=fsdp", "trainer.strategy=fsdp: must be auto or ddp"),
         ("trainer.profiler=fast", "trainer.profiler=fast: Lightning refuses it: "),
         (

@@ -21,7 +21,7 @@ class Command:
 
     Attributes:
         usage: words after `txl`, for the help text. The first one is the command's name.
-        module: has `run(options, directory) -> list[str]`, which returns the lines to print at the end.
+        module: has `run(options, directory) -> list[str]`; the returned lines are printed at the end.
         options: dotted name of the options' dataclass.
         summary: the command's purpose in one line.
         config: file in `conf/` without its suffix; empty for the command's name.

@@ -53,7 +53,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write: writes the contents to the path it is given, a temporary file in the same folder with the same suffix.
 
     Raises:
-        OSError: the disk is full or the folder is not writable; it names `path`, which is unchanged.
+        OSError: the disk is full or the folder is not writable; it names `path` and leaves it unchanged.
     """
     temporary = path.with_name(f"{PART}{uuid.uuid4().hex}-{path.name}")
     try:
@@ -131,7 +131,7 @@ def refuse_links_out(folder: Path) -> None:
         if path.is_symlink() and not path.match(LOG_OF_WANDB):
             target = path.resolve()
             if not target.is_relative_to(root):
-                advice = "a command writes into no folder that links lead out of"
+                advice = "no command writes into a folder whose links lead out of it"
                 raise UserError(
                     f"{folder / path.relative_to(root)}: is a link to {target}: {advice}"
                 )

@@ -72,7 +72,7 @@ class JobFolder:
         write_json(self.path / RECORD, record)
 
     def clear(self) -> None:
-        """Delete everything except the lock, which this process holds."""
+        """Delete everything except the lock that this process holds."""
         for path in self.path.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

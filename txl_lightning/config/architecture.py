@@ -126,7 +126,7 @@ class Architecture(ModelOptions):
     """A model's config: its options, and the vocabulary size.
 
     Args:
-        vocab_size: V, number of tokens; None for a model without embedding and softmax, which reads inputs.
+        vocab_size: V, number of tokens; None for a model that reads inputs, without embedding and softmax.
 
     Raises:
         OptionError: a value is not allowed; the message names it.

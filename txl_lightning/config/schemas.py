@@ -47,7 +47,7 @@ SEED: Rule = (
 )  # NumPy's generators need it too
 AT_LEAST_ZERO: Rule = (lambda x: 0 <= x < math.inf, "must be >= 0 and finite")
 
-WITHOUT_PATH = (None, "auto")  # values of `resume` that name no checkpoint
+WITHOUT_PATH = (None, "auto")  # values for `resume` that name no checkpoint
 
 # `${product:a,b}` and `${sum:a,b}` in a config; here, because every process that reads a config imports the schemas.
 OmegaConf.register_new_resolver("product", operator.mul, replace=True)
@@ -169,7 +169,7 @@ class FileData(DataConfig):
         skip_bad: leave out records that cannot be read, and count them.
         fractions: train, valid and test shares where names say no split.
         sentence_marks: sentence marks for a model trained on lm1b, as in data=lm1b.
-        dtype: id type in a raw file, which does not state it.
+        dtype: id type, which a raw file does not state.
         names: file with a name for every id.
     """
 
@@ -332,7 +332,7 @@ class TrainerConfig:
     Attributes:
         max_steps: optimizer steps.
         accelerator: cpu, gpu, mps (Apple's GPU), or auto for the first available: gpu, mps, cpu.
-        devices: processes on each machine, which share the global batch.
+        devices: processes on each machine; they share the global batch.
         num_nodes: machines.
         stream_groups: parts that each process splits its streams into, to accumulate gradients.
         precision: 32-true, bf16-mixed, 16-mixed, 64-true, or auto for whichever of the first two is faster here.
@@ -435,8 +435,9 @@ class LoggerConfig:
 class Config:
     """Config for one training run.
 
-    `variant` is empty, or names a variant in `txl_lightning.variants` together with its options, which `architecture`
-    validates. `callbacks` has Lightning callbacks by name, each with its class as `_target_` and the class's arguments.
+    `variant` is empty, or names a variant in `txl_lightning.variants` together with its options; `architecture`
+    validates them. `callbacks` has Lightning callbacks by name, each with its class as `_target_` and the class's
+    arguments.
 
     Attributes:
         loss: over all positions in a segment (full), its last half (half), or as many random ones (random_half), drawn
@@ -533,7 +534,7 @@ def typed(config: Any) -> Any:
                     try:
                         OmegaConf.update(config, option, value)
                     except ValidationError as error:
-                        allowed = f"must be of the type of {option}"
+                        allowed = f"must have the same type as {option}"
                         raise OptionError(f"trainer.{argument}", value, allowed) from error
             if "check_val_every_n_epoch" in arguments:
                 config.trainer.val_every_n_steps = None
@@ -607,7 +608,7 @@ REMOVED = {
     "checkpoint.keep_best": "was removed: callbacks.NAME={_target_: lightning.pytorch.callbacks.ModelCheckpoint, …}",
     "trainer.kernel": "was removed: set Attention.kernel (docs/gpus.md)",
     "logger.name": "was removed: logger=NAME chooses",
-    "logger._target_": "is now logger.NAME._target_, with a name of your own",
+    "logger._target_": "is now logger.NAME._target_, with a NAME that you choose",
     "logger.arguments": "are now options: logger.NAME.ARGUMENT=VALUE",
 }
 
