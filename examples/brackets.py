@@ -4,7 +4,8 @@
     txl train data=brackets data.depth=16 hydra.run.dir=runs/brackets
     txl recl checkpoints=[runs/brackets/checkpoints/best.ckpt]
 
-A corpus of files needs less: `return Source("letters", cut_file(Path("letters.txt")), open_vocabulary(config))`.
+A corpus from existing files needs less: `return Source("letters", cut_file(Path("letters.txt")),
+open_vocabulary(config))`.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ CLOSING = ")]}>"
 
 @dataclass
 class BracketsData(DataConfig):
-    """Options of `data=brackets`: `depth`, the most brackets that are open at once, and the length of the text."""
+    """Options for `data=brackets`: `depth`, the most brackets that are open at once, and the text's length."""
 
     depth: int = 8
     n_tokens: int = 200_000

@@ -1,10 +1,10 @@
-"""Checkpoints of `txl train` as a model of lm-evaluation-harness (`pip install lm-eval`).
+"""Checkpoints from `txl train` as a model for lm-evaluation-harness (`pip install lm-eval`).
 
-For any task of likelihoods or texts:
+For any task with likelihoods or texts:
 
     python examples/lm_eval_model.py checkpoint=runs/first/checkpoints/best.ckpt tasks=FOLDER:TASK
 
-The memory of the model carries the context, however long: nothing is cut to a window.
+The model's memory carries the context, however long: nothing is cut to a window.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ N_GENERATED = 256  # tokens at most where a task does not say how many
 
 
 class TransformerXLForHarness(LM):
-    """A checkpoint as a model of lm-evaluation-harness.
+    """A checkpoint as a model for lm-evaluation-harness.
 
     Args:
-        checkpoint: checkpoint of `txl train`.
-        lengths: lengths of the evaluation, such as `mem_len=640`; those of the run by default.
+        checkpoint: checkpoint from `txl train`.
+        lengths: evaluation lengths, such as `mem_len=640`; by default the run's.
     """
 
     def __init__(self, checkpoint: str, **lengths: Any) -> None:
@@ -47,7 +47,7 @@ class TransformerXLForHarness(LM):
 
     @property
     def start(self) -> list[int]:
-        """Token before the first one of a text: the end of a line, if the vocabulary has it."""
+        """Token before a text's first one: the line end, if the vocabulary has it."""
         vocabulary = self.trained.vocabulary
         if vocabulary.level == "word":
             return [vocabulary.numbers[END_OF_LINE]]
@@ -85,7 +85,7 @@ class TransformerXLForHarness(LM):
         return [log_likelihood for log_likelihood, _ in self.loglikelihood(pairs)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the likeliest continuation of every context, until one of the task's texts."""
+        """Return every context's likeliest continuation, until one of the task's texts."""
         import torch
 
         texts = []
@@ -111,7 +111,7 @@ class TransformerXLForHarness(LM):
 
 
 def main() -> None:
-    """Evaluate a checkpoint on tasks of a folder, and print their metrics as JSON."""
+    """Evaluate a checkpoint on the tasks in a folder, and print their metrics as JSON."""
     options = dict(word.split("=", 1) for word in sys.argv[1:])
     folder, _, names = options["tasks"].rpartition(":")
     path = str(Path(folder).resolve())

@@ -145,7 +145,7 @@ def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path, launcher: s
     success(*given, "hydra/launcher=basic")
     text = tmp_path / "text.txt"
     text.write_text(text.read_text().replace("line 0", "LINE 0"))
-    refused = f"{tmp_path}/sweep/0 is of another text than data=file is now: choose another hydra.sweep.dir, or delete"
+    refused = f"{tmp_path}/sweep/0 used another text than data=file has now: choose another hydra.sweep.dir, or delete"
     for more in ("seed=1", "seed=2,3"):
         done = run_txl(*given[:-1], more, f"hydra/launcher={launcher}")
         assert done.status > 0
@@ -171,7 +171,11 @@ def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(
     """SLURM starts the task once for each rank; the first one holds the lock and writes the record."""
     register()
     config = composition("config", ["data=file", "data.path=text.txt"])
-    settings = {"runtime": {"output_dir": f"{tmp_path}/0"}, "sweep": {"dir": str(tmp_path)}}
+    settings = {
+        "runtime": {"output_dir": f"{tmp_path}/0"},
+        "sweep": {"dir": str(tmp_path)},
+        "overrides": {"task": []},
+    }
     monkeypatch.setenv("SLURM_PROCID", "1")
     folders: list[Path] = []
     with locked(tmp_path / "0"):

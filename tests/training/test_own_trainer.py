@@ -510,7 +510,7 @@ def test_other_loaders_are_refused_in_one_line(
 
 @pytest.mark.parametrize("loaders", [[streams(), streams()], {"a": streams(), "b": streams()}])
 def test_two_loaders_of_validation_are_refused_in_one_line(tmp_path: Path, loaders: Any) -> None:
-    words = "^2 loaders of validation: give one, and call validate for each other$"
+    words = "^2 validation loaders: give one, and call validate for each further one$"
     with pytest.raises(UserError, match=words):
         make_trainer(tmp_path).validate(new_module(), loaders, verbose=False)
 

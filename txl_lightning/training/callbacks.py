@@ -161,7 +161,7 @@ class Curve(Callback):
 
 
 class ValidationCurve(Curve):
-    """Writes a line of `validation.jsonl` for each validation: steps, tokens, seconds, nll, and ppl, bpc or bpb.
+    """Writes a `validation.jsonl` line for each validation: steps, tokens, seconds, nll, and ppl, bpc or bpb.
 
     Args:
         directory: run directory.
@@ -210,7 +210,7 @@ RECL_THRESHOLD = 0.01  # in appendix C
 
 
 class ContextCurves(Curve):
-    """Scores fixed positions of the validation split with exactly c tokens of context, for several c.
+    """Scores fixed positions in the validation split with exactly c context tokens, for several c.
 
     Logs `context/{unit}/{c}`, `context/within_1_percent`, `recl/{r}` and `recl/{r}/guarded` over steps, in the words
     that `recl.json` uses. When training ends, `context_curve.png` shows the losses over steps. RECL is measured in a
