@@ -311,8 +311,8 @@ def test_a_long_run_of_letters_is_cut_for_training() -> None:
     assert max(map(len, made.symbols)) <= 1024
 
 
-def words_of(vocabulary: Vocabulary, tokens: np.ndarray) -> int | None:
-    new_line = int(vocabulary.encode(b"\n")[0]) if vocabulary.level != "word" else 0
+def words_of(vocabulary: Vocabulary, tokens: np.ndarray) -> int:
+    new_line = int(vocabulary.encode(b"\n")[0])
     return vocabulary.count_words(tokens, np.append(new_line, tokens[:-1]))
 
 
@@ -322,4 +322,3 @@ def test_words_are_counted_as_papers_count_wikitext() -> None:
         vocabulary = Vocabulary.of_tokenizer(tokenizer(way))
         assert words_of(vocabulary, vocabulary.encode(content.encode())) == 12
     assert words_of(Vocabulary("byte"), np.frombuffer(content.encode(), np.uint8)) == 12
-    assert words_of(Vocabulary("word", ("<eos>", "a")), np.array([0, 1])) is None

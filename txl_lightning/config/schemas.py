@@ -125,8 +125,7 @@ class DataConfig:
     Attributes:
         name: corpus.
         level: byte, char, word, bpe or ids, as the corpus allows.
-        vocab_size: tokens of a subword vocabulary that is trained, or ids. Null for at most 2048 for
-            python-packages and own text, else 8192.
+        vocab_size: tokens of a subword vocabulary that is trained, or ids. Null for at most 2048 subwords.
         tokenizer: tokenizer.json for level=bpe; null trains one on the training split.
         min_count: symbols that occur less often in training are <unk>; null for 2 of words, 1 of characters.
         root: folder of all corpora; null for the variable TXL_DATA. It is read when the data is loaded, so that a
@@ -157,7 +156,7 @@ class DataConfig:
 class FileData(DataConfig):
     """Options of `data=file`.
 
-    At level ids `path` is a file of token ids, a folder of such files, or three paths: train, valid, test; `vocab_size`
+    At level ids `path` is a file of token ids or a folder of such files; `vocab_size`
     null is the largest id + 1 or the number of `names`, and `document_start` matches the whole number or name of an
     id that begins documents.
 

@@ -49,6 +49,7 @@ CONVERSIONS = {
 }
 
 NEWLINE = ord("\n")
+MOST_SUBWORDS = 2048  # that are trained, unless data.vocab_size is given
 
 Pattern = re.Pattern[bytes]
 FindStarts = Callable[[np.ndarray], Positions]
@@ -228,15 +229,17 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     """
     source_of = CORPORA.named(config.name)
     levels = LEVELS_OF[config.name]
-    allowed = f"must be {' or '.join(levels)} for data={config.name}"
     require(
         config.level in levels,
         "data.level",
         config.level,
-        allowed,
+        f"must be {' or '.join(levels)} for data={config.name}",
     )
-    source = files.file(cast("FileData", config), whole) if whole else source_of(config)
-    checksum = _checksum(source, config.cache_dir)
+    try:
+        source = files.file(cast("FileData", config), whole) if whole else source_of(config)
+        checksum = _checksum(source, config.cache_dir)
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
     if source.checksum not in (None, checksum):
         reason = f"files of {source.name} differ from the published ones; it is another text"
         notice(f"data={config.name}: {reason}")
@@ -246,17 +249,13 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
 
 def _checksum(source: Source, cache_dir: str) -> str:
     digest = hashlib.sha256()
-    try:
-        for name, parts in source.parts.items():
-            for part in parts:
-                checksum = checksum_once(cache_dir, part.origin or part.path)
-                place = (part.start, part.stop, part.alignment, part.format)
-                starts: tuple[Any, ...] = ()
-                if len(part.starts) > 0:
-                    starts = (part.offset, hashlib.sha256(part.starts.tobytes()).hexdigest())
-                digest.update(repr((name, checksum, *place, *starts)).encode())
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    for name, parts in source.parts.items():
+        for part in parts:
+            checksum = checksum_once(cache_dir, part.origin or part.path)
+            place = [name, checksum, part.start, part.stop, part.alignment, part.format]
+            if len(part.starts) > 0:
+                place += [part.offset, hashlib.sha256(part.starts.tobytes()).hexdigest()]
+            digest.update(repr(tuple(place)).encode())
     return digest.hexdigest()
 
 
@@ -267,46 +266,35 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
         OptionError: the file is not a tokenizer of bytes, or the training split is too short for so many tokens.
     """
     size = config.vocab_size
-    if config.tokenizer is not None:
-        allowed = "must not be given together with data.tokenizer"
+    file = config.tokenizer
+    if file is not None:
         require(
             size is None,
             "data.vocab_size",
             size,
-            allowed,
+            "must not be given together with data.tokenizer",
         )
-        return _read_tokenizer(config.tokenizer)
-    allowed = f"must be an integer >= {N_BYTES}, the bytes"
+        conversion = CONVERSIONS.get(Path(file).suffix)
+        allowed = f"must be a tokenizer.json: {conversion}"
+        require(conversion is None, "data.tokenizer", file, allowed)
+        try:
+            return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, UserError) as error:
+            raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
     require(
         size is None or size >= N_BYTES,
         "data.vocab_size",
         size,
-        allowed,
+        f"must be an integer >= {N_BYTES}, the bytes",
     )
-    most = source.subwords if size is None else size
 
     def train(_: Path) -> Description:
         texts = map(decoded, read(source.parts["train"], "char"))
+        most = size or MOST_SUBWORDS
         return {"tokenizer": train_byte_pairs(texts, most, least=size or N_BYTES)}
 
-    inputs = (checksum, "byte pairs", most, size)
-    prepared = cached(config.cache_dir, inputs, train)
+    prepared = cached(config.cache_dir, (checksum, "byte pairs", size), train)
     return Vocabulary.of_tokenizer(prepared.description["tokenizer"])
-
-
-def _read_tokenizer(file: str) -> Vocabulary:
-    conversion = CONVERSIONS.get(Path(file).suffix)
-    allowed = f"must be a tokenizer.json: {conversion}"
-    require(
-        conversion is None,
-        "data.tokenizer",
-        file,
-        allowed,
-    )
-    try:
-        return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, UserError) as error:
-        raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
 
 
 def start_pattern(document_start: str) -> Pattern:
@@ -370,12 +358,7 @@ def _lines_with_match(pattern: Pattern, content: np.ndarray) -> Positions:
 
 
 def _places_of(ids: list[int], content: np.ndarray) -> Positions:
-    places = [np.zeros(0, np.int64)]
-    at = 0
-    for chunk in chunks(content):
-        places.append(at + np.flatnonzero(np.isin(chunk, ids)))
-        at += len(chunk)
-    return np.concatenate(places)
+    return np.flatnonzero(np.isin(content, ids))
 
 
 def is_closed(config: DataConfig) -> bool:
