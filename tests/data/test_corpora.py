@@ -79,7 +79,7 @@ def test_tokens_are_prepared_again_for_a_changed_file_or_level(
     assert len(list(tmp_path.glob("cache/*"))) == 3
     monkeypatch.setattr(
         corpus_module,
-        "_prepare",
+        "_write_split",
         lambda *given: pytest.fail("prepared again"),
     )
     files(tmp_path, {"t.txt": b"first text " * 20})

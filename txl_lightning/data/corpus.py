@@ -129,71 +129,66 @@ def load_corpus(
     """
     for name, levels in LEVELS_OF_OPTIONS.items():
         value = getattr(config, name, None)
-        allowed = f"is for data.level={' or '.join(levels)}, not {config.level}"
         require(
             value is None or config.level in levels,
             f"data.{name}",
             value,
-            allowed,
+            f"is for data.level={' or '.join(levels)}, not {config.level}",
         )
     source, checksum = corpus_source(config, whole)
-    allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
-    is_free = config.min_count in (None, 1) or not source.published
     require(
-        is_free,
+        config.min_count in (None, 1) or not source.published,
         "data.min_count",
         config.min_count,
-        allowed,
+        f"must be null or 1 for data={config.name}, whose vocabulary is published",
     )
     try:
         if config.level == "ids":
             of_file = cast("FileData", config)
-            vocabulary = vocabulary_of_ids(
-                of_file,
-                source,
-                checksum,
-                vocabulary,
-            )
+            vocabulary = vocabulary_of_ids(of_file, source, checksum, vocabulary)
         elif config.level == "bpe" and vocabulary is None:
             vocabulary = _tokenizer(config, source, checksum)
-        return _encoded_corpus(
-            config,
-            source,
-            checksum,
-            vocabulary,
-            marked,
-        )
+        return _encoded_corpus(config, source, checksum, vocabulary, marked)
     except OptionError:
         raise
     except UserError as error:
         reason = str(error)
         if isinstance(error.__cause__, UnicodeDecodeError):
-            place = place_of_bad_byte(part for parts in source.parts.values() for part in parts)
+            place = place_of_bad_byte(source.parts)
             convert = "convert it (iconv -f ENCODING -t UTF-8 FILE); you must know its encoding"
             reason = f"not UTF-8 text, {place}: {convert}, or read its bytes (data.level=byte)"
         raise UserError(f"{source.name}: {reason}") from error
 
 
 def _encoded_corpus(
-    config: DataConfig,
-    source: Source,
-    checksum: str,
-    vocabulary: Vocabulary | None,
-    marked: bool,
+    config: DataConfig, source: Source, checksum: str, given: Vocabulary | None, marked: bool
 ) -> Corpus:
     """Encode a corpus with a vocabulary, or one that is made from its text, and cache the tokens."""
+    is_closed = getattr(config, "sentence_marks", "start") == "both"
     made_by = (source.name, config.level, config.min_count, source.published)
-    way = (is_closed(config), marked and [config.document_start])
-    inputs = (checksum, vocabulary or made_by, way)
+    inputs = (checksum, given or made_by, is_closed, marked and [config.document_start])
 
     def prepare(folder: Path) -> Description:
-        return _prepare(
-            config,
-            source,
-            vocabulary,
-            marked,
-            folder,
-        )
+        vocabulary = given
+        if vocabulary is None:
+            vocabulary = source.vocabulary(read(source.parts["train"], ALIGNMENT[config.level]))
+        is_lenient = vocabulary.lenient if given else vocabulary.unknown >= 0
+        encoder = replace(vocabulary, lenient=is_lenient, closed=is_closed)
+        find_starts = None
+        if marked and config.document_start is not None:
+            find_starts = _finder(config.document_start, encoder)
+        counts = {"vocabulary": len(vocabulary)}
+        unknown = {}
+        for split, parts in source.parts.items():
+            documents = read_documents(parts, ALIGNMENT[encoder.level], find_starts)
+            counts[split], n_unknown = _write_split(encoder, documents, folder / split, marked)
+            if encoder.unknown >= 0:
+                unknown[split] = n_unknown / counts[split]
+        for name, published in source.published.items():
+            if given is None and counts[name] != published:
+                differs = f"{counts[name]:,} ({name}) where {published:,} are published"
+                raise UserError(f"the preparation has {differs}: it is not, or not all, the text")
+        return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
     _, arrays, description = cached(config.cache_dir, inputs, prepare)
     used = Vocabulary.from_state_dict(description["vocabulary"])
@@ -297,19 +292,6 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
     return Vocabulary.of_tokenizer(prepared.description["tokenizer"])
 
 
-def start_pattern(document_start: str) -> Pattern:
-    """Compile the regular expression `data.document_start`; `^` and `$` are the ends of lines.
-
-    Raises:
-        OptionError: it is not a regular expression.
-    """
-    try:
-        return re.compile(document_start.encode(), re.MULTILINE)
-    except re.error as error:
-        allowed = f"must be a regular expression ({error})"
-        raise OptionError("data.document_start", document_start, allowed) from error
-
-
 def read_documents(
     parts: Iterable[Part], unit: Alignment, find_starts: FindStarts | None = None
 ) -> Iterator[list[Any]]:
@@ -337,11 +319,19 @@ def read_documents(
             at += len(chunk)
 
 
-def _finder(pattern: Pattern, encoder: Vocabulary) -> FindStarts:
-    """Return what finds the documents of a pattern in a part.
+def _finder(document_start: str, encoder: Vocabulary) -> FindStarts:
+    """Return what finds the documents of a pattern in a part; `^` and `$` are the ends of lines.
 
     They begin with every line in which a match begins, and at level ids with every id whose number or name is a match.
+
+    Raises:
+        OptionError: it is not a regular expression.
     """
+    try:
+        pattern = re.compile(document_start.encode(), re.MULTILINE)
+    except re.error as error:
+        allowed = f"must be a regular expression ({error})"
+        raise OptionError("data.document_start", document_start, allowed) from error
     if encoder.level != "ids":
         return partial(_lines_with_match, pattern)
     ids = []
@@ -358,46 +348,12 @@ def _lines_with_match(pattern: Pattern, content: np.ndarray) -> Positions:
 
 
 def _places_of(ids: list[int], content: np.ndarray) -> Positions:
-    return np.flatnonzero(np.isin(content, ids))
-
-
-def is_closed(config: DataConfig) -> bool:
-    """Return whether sentences have `<S>` at both ends."""
-    return getattr(config, "sentence_marks", "start") == "both"
-
-
-def _prepare(
-    config: DataConfig, source: Source, given: Vocabulary | None, marked: bool, folder: Path
-) -> Description:
-    """Write the tokens of every split into `folder`, chunk by chunk, and return the description."""
-    if given is None:
-        vocabulary = source.vocabulary(read(source.parts["train"], ALIGNMENT[config.level]))
-        lenient = vocabulary.unknown >= 0
-    else:
-        vocabulary = given
-        lenient = given.lenient
-    encoder = replace(vocabulary, lenient=lenient, closed=is_closed(config))
-    find_starts = None
-    if marked and config.document_start is not None:
-        find_starts = _finder(start_pattern(config.document_start), encoder)
-    counts = {"vocabulary": len(vocabulary)}
-    unknown: dict[str, float] = {}
-    for split, parts in source.parts.items():
-        documents = read_documents(parts, ALIGNMENT[encoder.level], find_starts)
-        n_tokens, n_unknown = _write_split(
-            encoder,
-            documents,
-            folder / split,
-            marked,
-        )
-        counts[split] = n_tokens
-        if encoder.unknown >= 0:
-            unknown[split] = n_unknown / n_tokens
-    for name, published in source.published.items():
-        if given is None and counts[name] != published:
-            differs = f"{counts[name]:,} ({name}) where {published:,} are published"
-            raise UserError(f"the preparation has {differs}: it is not, or not all, the text")
-    return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
+    places = [np.zeros(0, np.int64)]
+    at = 0
+    for chunk in chunks(content):
+        places.append(at + np.flatnonzero(np.isin(chunk, ids)))
+        at += len(chunk)
+    return np.concatenate(places)
 
 
 def _write_split(
@@ -415,10 +371,10 @@ def _write_split(
             stored.write(tokens.astype(dtype).tobytes())
             n_tokens += len(tokens)
             n_unknown += int(np.count_nonzero(tokens == encoder.unknown))  # -1 never occurs
-    reason = "it is too short"
-    if encoder.level == "word":
-        reason = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
     if n_tokens == 0:
+        reason = "it is too short"
+        if encoder.level == "word":
+            reason = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
         raise UserError(f"the {path.name} split is empty: {reason}")
     positions = np.unique(np.concatenate(starts))  # empty documents begin with the next one
     positions = positions[positions < n_tokens]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -327,9 +327,9 @@ def read(parts: Iterable[Part], unit: Alignment = "byte") -> Iterator[bytes]:
             yield chunk.tobytes()
 
 
-def place_of_bad_byte(parts: Iterable[Part]) -> str:
+def place_of_bad_byte(parts: Parts) -> str:
     """Return the file and the place of the first byte that is not UTF-8."""
-    for part in parts:
+    for part in chain.from_iterable(parts.values()):
         content = mapped(part.path, "uint8").tobytes()
         try:
             content.decode()
