@@ -1,6 +1,5 @@
 """Files of the user: which are splits by their names, which are left out or refused, and rare words."""
 
-import bz2
 import gzip
 import os
 import subprocess
@@ -164,17 +163,10 @@ def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path, capsys: Output) -
 
 NO_TEXT = [
     ("book.pdf", b"%PDF-1.7 " + bytes(99), "char", "no suffix that names a format; data.f"),
-    ("a.docx", b"PK\x03\x04" + b"x" * 99, "byte", "no suffix that names a format"),
     (
         "text.txt",
         ("text" * 99).encode("utf-16"),
         "char",
-        "must be a text, not UTF-16: iconv -f UTF-16",
-    ),
-    (
-        "text.txt",
-        ("中文" * 99).encode("utf-16"),
-        "byte",
         "must be a text, not UTF-16: iconv -f UTF-16",
     ),
     (
@@ -189,14 +181,6 @@ NO_TEXT = [
         "byte",
         "not compressed: name it FILE.gz, .bz2, .xz or",
     ),
-    (
-        "twice.txt.gz",
-        gzip.compress(bz2.compress(b"text" * 9)),
-        "byte",
-        "not compressed: name it FILE",
-    ),
-    ("shards.tar", b"text", "byte", "no suffix that names a format"),
-    ("arrays.npz", b"PK\x03\x04", "byte", "no suffix that names a format"),
     ("empty.txt", b"\xef\xbb\xbf", "byte", "must have text or ids: empty.txt is empty"),
     ("a.txt", b"version https://git-lfs.github.com/spec/v1\n", "char", "of Git LFS: git lfs pull"),
     ("gbk.txt", b"x" * 9 + "中文".encode("gbk") * 99, "char", "byte 9 is 0xd6: convert it .* know"),

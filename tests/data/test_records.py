@@ -214,14 +214,11 @@ def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
 
 DAMAGED = [
     ("a.jsonl", b'{"text": null}\n' * 9, "must have text or ids: a.jsonl is empty"),
-    ("a.json", b'[{"text": "a"}, {"text": ', "no JSON"),
-    ("a.json", b'{"text": "a"} and more', "no JSON"),
     (
         "a.json",
         b'[{"text": "a"}, {"text": "b"}',
         "the file after record 2 cannot be read .*no JSON",
     ),
-    ("a.json", b'{"text": "a"}]', "no JSON"),
     ("a.csv", b"text,text\na,b\n", "must be a column of .*a.csv: text, text"),
     ("a.csv", "text\nword\n".encode("utf-16"), "the file cannot be read .UnicodeDecodeError"),
     (
@@ -235,7 +232,6 @@ DAMAGED = [
         "record 1 cannot be read .TypeError: must be a text, not 0",
     ),
     ("a.json", b'["a", "b"]', "it is no object"),
-    ("a.csv", b"# made by x\nid,text\n1,abc\n", "must be a column of .*a.csv: # made by x"),
     ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*not the 2 fields of the header"),
     (
         "a.parquet",

@@ -172,7 +172,7 @@ def _write_records(
                 contents = encode(value)
             except BAD_RECORD as error:
                 if not config.skip_bad:
-                    way_on = "data.skip_bad=true leaves such records out"
+                    way_on = "; data.skip_bad=true leaves such records out"
                     raise _unreadable(path, f"{unit} {number}", error, way_on) from error
                 counts[BAD] += 1
                 continue
@@ -192,7 +192,7 @@ def _write_records(
 
 def _unreadable(path: Path, place: str, error: Exception, way_on: str = "") -> OptionError:
     reason = " ".join(str(error).split())[:200]
-    text = f"{place} cannot be read ({type(error).__name__}: {reason}) {way_on}"
+    text = f"{place} cannot be read ({type(error).__name__}: {reason}){way_on}"
     return OptionError("data.path", path, text)
 
 
