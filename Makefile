@@ -98,7 +98,7 @@ test-hf-all: $(HF)/.ready
 test-triton: $(TRITON)/.ready
 	TRITON_INTERPRET=1 $(TRITON)/bin/python $(PYTEST) -m '' tests/kernels
 
-# Loggers, launchers and papermill, which no extra brings. Aim wants an older python-dateutil than ours, which it does not use here.
+# Loggers, launchers and papermill, which no extra brings.
 test-crossings: $(CROSSINGS)/.ready
 	$(CROSSINGS)/bin/python -m pytest -m 'not full' tests/crossings
 
@@ -143,9 +143,6 @@ $(CROSSINGS)/.ready: $(READY)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(CROSSINGS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
 	$(CROSSINGS)/bin/python $(PIP) --constraint constraints.txt mlflow-skinny==3.17.2 alembic sqlalchemy flask \
 		hydra-joblib-launcher==1.2.0 papermill==2.7.0 ipykernel==7.4.0 tensorboardx==2.6.5
-	$(CROSSINGS)/bin/python $(PIP) --no-deps aim==3.29.1 aimrecords==0.0.7 aimrocks==0.5.2 boto3==1.44.8 botocore==1.44.8 s3transfer==0.19.3 \
-		jmespath==1.1.0 cachetools==8.0.2 cffi==2.1.1 cryptography==50.0.2 RestrictedPython==9.0 aiofiles==25.1.0 fastapi==0.165.0 \
-		starlette==1.10.0 pytz==2026.6 uvicorn==0.54.0 watchdog==7.1.0 websockets==17.4
 	$(CROSSINGS)/bin/python $(PIP) --constraint constraints.txt lm-eval==0.4.13
 	touch $@
 

@@ -30,7 +30,9 @@ import torch
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parent.parent
-OTHERS = ROOT / ".venv-transformers" / "bin" / "python"  # has Hugging Face's class and x-transformers
+OTHERS = (
+    ROOT / ".venv-transformers" / "bin" / "python"
+)  # has Hugging Face's class and x-transformers
 PAUSE_SECONDS = 0.2  # before each turn, until the threads of the process before it sleep
 UNTIMED = 1  # first step of every turn: it warms the caches, and casts weights in evaluation
 
@@ -65,15 +67,27 @@ class Case:
     @property
     def sizes(self) -> dict[str, Any]:
         """Sizes by the names that ours and Hugging Face's share."""
-        width = {"d_model": self.d_model, "d_head": self.d_model // self.n_head, "d_inner": 4 * self.d_model}
-        return {"n_layer": self.n_layer, "n_head": self.n_head, "mem_len": self.memory, "dropout": 0.1, **width}
+        width = {
+            "d_model": self.d_model,
+            "d_head": self.d_model // self.n_head,
+            "d_inner": 4 * self.d_model,
+        }
+        return {
+            "n_layer": self.n_layer,
+            "n_head": self.n_head,
+            "mem_len": self.memory,
+            "dropout": 0.1,
+            **width,
+        }
 
 
 MEDIUM = Case(n_layer=6, d_model=256, segment=128, memory=128, steps=2)
 BASE = Case(n_layer=12, d_model=512, segment=512, memory=512, batch_size=2, steps=1)
 LONG = replace(BASE, work="evaluation", segment=128, memory=3800, batch_size=1, steps=4)
 CASES = {
-    "tiny": Case(n_layer=2, d_model=32, n_head=4, segment=16, memory=16, batch_size=4),  # only where it is named
+    "tiny": Case(
+        n_layer=2, d_model=32, n_head=4, segment=16, memory=16, batch_size=4
+    ),  # only where it is named
     "gpu": replace(BASE, batch_size=22, steps=5),  # also: enwik8 base
     "small": Case(),
     "medium": MEDIUM,
@@ -90,7 +104,9 @@ def ours(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
     from txl_lightning import TransformerXL, TransformerXLConfig
     from txl_lightning.model.inference.cached import CachedTransformerXL
 
-    config = TransformerXLConfig(vocab_size=case.vocab_size, cutoffs=case.cutoffs, memory_start="zeros", **case.sizes)
+    config = TransformerXLConfig(
+        vocab_size=case.vocab_size, cutoffs=case.cutoffs, memory_start="zeros", **case.sizes
+    )
     model = TransformerXL(config).to(case.device)
     cached: list[Any] = []
 
@@ -163,7 +179,9 @@ def x_transformers(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, A
         logits, memory = model(tokens[:, :-1], mems=memory, return_mems=True)
         memory = [state.detach() for state in memory]
         if case.work == "training":
-            return nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()), memory
+            return nn.functional.cross_entropy(
+                logits.float().flatten(0, 1), tokens[:, 1:].flatten()
+            ), memory
         return logits.log_softmax(-1), memory
 
     return model, step
@@ -171,7 +189,9 @@ def x_transformers(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, A
 
 def original(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
     """Return the same of the paper's code, in a folder on the path; it gives losses, no log-probabilities."""
-    torch.version.cuda = torch.version.cuda or "0.0"  # it reads the number, also where there is none
+    torch.version.cuda = (
+        torch.version.cuda or "0.0"
+    )  # it reads the number, also where there is none
     Tensor.byte = Tensor.bool  # type: ignore[method-assign]  # its masks are of a type that torch no longer takes
     from mem_transformer import MemTransformerLM
 
@@ -189,13 +209,20 @@ def original(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
     model.to(case.device)
 
     def step(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        loss, *memory = model(tokens[:, :-1].t().contiguous(), tokens[:, 1:].t().contiguous(), *(memory or ()))
+        loss, *memory = model(
+            tokens[:, :-1].t().contiguous(), tokens[:, 1:].t().contiguous(), *(memory or ())
+        )
         return loss.mean() if case.work == "training" else loss, memory
 
     return model, step
 
 
-IMPLEMENTATIONS = {"ours": ours, "huggingface": huggingface, "x-transformers": x_transformers, "original": original}
+IMPLEMENTATIONS = {
+    "ours": ours,
+    "huggingface": huggingface,
+    "x-transformers": x_transformers,
+    "original": original,
+}
 
 
 def turns_of(implementation: str, case: Case) -> Callable[[], float]:
@@ -214,7 +241,11 @@ def turns_of(implementation: str, case: Case) -> Callable[[], float]:
         # Frequent tokens first where the softmax is adaptive: P(token) falls as 1 / rank.
         shape = (n, case.batch_size, case.segment + 1)
         ranks = torch.rand(shape, dtype=torch.float64) if case.cutoffs else None
-        drawn = torch.randint(case.vocab_size, shape) if ranks is None else (case.vocab_size**ranks).long() - 1
+        drawn = (
+            torch.randint(case.vocab_size, shape)
+            if ranks is None
+            else (case.vocab_size**ranks).long() - 1
+        )
         segments = drawn.to(case.device)
         wait()
         start = time.perf_counter()
@@ -231,7 +262,10 @@ def turns_of(implementation: str, case: Case) -> Callable[[], float]:
 
     def turn() -> float:
         autocast = torch.autocast(case.device, torch.bfloat16, enabled=case.bf16)
-        with nullcontext() if training else autocast, torch.set_grad_enabled(training):  # weights are cast once
+        with (
+            nullcontext() if training else autocast,
+            torch.set_grad_enabled(training),
+        ):  # weights are cast once
             steps(UNTIMED)
             return steps(case.steps)
 
@@ -244,10 +278,20 @@ def command_turns(case: Case) -> Callable[[], float]:
     Corpus and model are named, since the defaults of two versions differ.
     """
     folder = tempfile.TemporaryDirectory()
-    words = ("data=python-packages", "data.level=byte", "model=txl_smoke", "trainer.max_steps=1", "logger=none")
+    words = (
+        "data=python-packages",
+        "data.level=byte",
+        "model=txl_smoke",
+        "trainer.max_steps=1",
+        "logger=none",
+    )
     words += ("trainer.val_every_n_steps=null", "evaluation.max_segments=1")
     precision = "bf16-mixed" if case.bf16 else "32-true"
-    words += (f"trainer.precision={precision}", f"hydra.run.dir={folder.name}/run", "trainer.progress_bar=false")
+    words += (
+        f"trainer.precision={precision}",
+        f"hydra.run.dir={folder.name}/run",
+        "trainer.progress_bar=false",
+    )
 
     def turn() -> float:
         start = time.perf_counter()
@@ -284,7 +328,9 @@ class Worker:
         raise SystemExit(f"bench: {self.process.args!r} failed; its error is above")
 
 
-def measure(case: Case, chosen: dict[str, tuple[str, Path | None]], rounds: int) -> dict[str, list[float]]:
+def measure(
+    case: Case, chosen: dict[str, tuple[str, Path | None]], rounds: int
+) -> dict[str, list[float]]:
     """Return the seconds of every round for each implementation and precision; a first round is left out."""
     workers = {
         f"{title}, {'bf16' if bf16 else 'float32'}": Worker(name, path, replace(case, bf16=bf16))
@@ -305,14 +351,21 @@ def measure(case: Case, chosen: dict[str, tuple[str, Path | None]], rounds: int)
 
 def table(measured: dict[str, dict[str, list[float]]]) -> str:
     """Return a row for each case, implementation and precision: speed, and how many times as long as ours it takes."""
-    lines = ["| case | implementation | tokens/s | time / ours (min–max) |", "| --- | --- | ---: | ---: |"]
+    lines = [
+        "| case | implementation | tokens/s | time / ours (min–max) |",
+        "| --- | --- | ---: | ---: |",
+    ]
     for name, seconds in measured.items():
         case = CASES[name]
         tokens = case.steps * case.batch_size * case.segment
         for title, of_rounds in seconds.items():
             own = seconds[f"ours, {title.rpartition(', ')[2]}"]
             ratios = sorted(theirs / ours for theirs, ours in zip(of_rounds, own, strict=True))
-            ratio = "" if own is of_rounds else f"{median(ratios):.3f} ({ratios[0]:.3f}–{ratios[-1]:.3f})"
+            ratio = (
+                ""
+                if own is of_rounds
+                else f"{median(ratios):.3f} ({ratios[0]:.3f}–{ratios[-1]:.3f})"
+            )
             middle = median(of_rounds)
             speed = f"{middle:.2f} s" if case.work == "command" else f"{tokens / middle:,.0f}"
             lines.append(f"| {name} | {title} | {speed} | {ratio} |")
@@ -347,8 +400,16 @@ def main(words: Sequence[str]) -> None:
     measured = {}
     for name in options.only.split(","):
         case = replace(CASES[name], threads=options.threads, device=options.device)
-        here = {title: given for title, given in chosen.items() if case.work != "command" or given[0] == "ours"}
-        here = {title: given for title, given in here.items() if not case.cutoffs or given[0] != "x-transformers"}
+        here = {
+            title: given
+            for title, given in chosen.items()
+            if case.work != "command" or given[0] == "ours"
+        }
+        here = {
+            title: given
+            for title, given in here.items()
+            if not case.cutoffs or given[0] != "x-transformers"
+        }
         measured[name] = measure(case, here, options.rounds)
         print(f"bench: {name} is measured", file=sys.stderr, flush=True)
         if options.output:
@@ -357,7 +418,9 @@ def main(words: Sequence[str]) -> None:
     from txl_lightning.reporting import processor
 
     device = torch.cuda.get_device_name() if options.device == "cuda" else processor()
-    print(f"\n- {datetime.date.today()}; {device}; {options.threads} threads; torch {torch.__version__}")
+    print(
+        f"\n- {datetime.date.today()}; {device}; {options.threads} threads; torch {torch.__version__}"
+    )
 
 
 if __name__ == "__main__":

@@ -50,8 +50,18 @@ from txl_lightning.training.optimizers import make_optimizer
 from txl_lightning.training.scoring import compiled as compile_score
 
 GRACE_SECONDS = 30  # for a stopped part to save and end
-TINY = ("profile=smoke", "data=python-packages", "trainer.num_threads=1", "trainer.val_max_segments=5")
-WT103_SHARES = (0.935, 0.031, 0.032, 0.002)  # of the words of its training text in the clusters of the base model
+TINY = (
+    "profile=smoke",
+    "data=python-packages",
+    "trainer.num_threads=1",
+    "trainer.val_max_segments=5",
+)
+WT103_SHARES = (
+    0.935,
+    0.031,
+    0.032,
+    0.002,
+)  # of the words of its training text in the clusters of the base model
 ENWIK8, WT103 = ("experiment=paper/enwik8_base",), ("experiment=paper/wt103_base",)
 
 
@@ -72,9 +82,13 @@ def products(device: str, tiny: bool) -> dict[str, Any]:
     H, rows, E, dtype = (2, 8, 8, torch.float32) if tiny else (8, 22 * 512, 64, torch.bfloat16)
     found = {}
     for S in (1024, 1025, 1032):
-        q, r = (torch.randn(H, n, E, device=device, dtype=dtype, requires_grad=True) for n in (rows, S))
+        q, r = (
+            torch.randn(H, n, E, device=device, dtype=dtype, requires_grad=True) for n in (rows, S)
+        )
         gradient = torch.randn(H, rows, S, device=device, dtype=dtype)
-        found[f"S={S}"] = 1e3 * timed(lambda q=q, r=r, g=gradient: (q @ r.mT).backward(g), 3 if tiny else 30)  # type: ignore[misc]
+        found[f"S={S}"] = 1e3 * timed(
+            lambda q=q, r=r, g=gradient: (q @ r.mT).backward(g), 3 if tiny else 30
+        )  # type: ignore[misc]
     return found
 
 
@@ -99,11 +113,17 @@ def attention_alone(device: str, tiny: bool) -> dict[str, Any]:
             attention.AttentionInputs(q, k, values, r, u, v, None, "abcd", visible), Dropout(0.0)
         ),
     }
-    if device == "cuda" or os.environ.get("TRITON_INTERPRET"):  # torch for the CPU comes without Triton
+    if device == "cuda" or os.environ.get(
+        "TRITON_INTERPRET"
+    ):  # torch for the CPU comes without Triton
         from examples.kernels import relative
 
         kernels["relative"] = lambda *x: relative.attend(*x, visible, Dropout(0.0))
-    exact, half, found = gradients(as_written, torch.float32), torch.float32 if tiny else torch.bfloat16, {}
+    exact, half, found = (
+        gradients(as_written, torch.float32),
+        torch.float32 if tiny else torch.bfloat16,
+        {},
+    )
     for name, kernel in kernels.items():
         pairs = zip(gradients(kernel, half), exact, strict=True)
         far = max(float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
@@ -125,17 +145,37 @@ def use_relative_kernel(model: Any) -> None:
 
 
 def steps(
-    device: str, tiny: bool, options: tuple[str, ...], compiled: bool = False, V: int = 205, relative: bool = False
+    device: str,
+    tiny: bool,
+    options: tuple[str, ...],
+    compiled: bool = False,
+    V: int = 205,
+    relative: bool = False,
 ) -> dict[str, Any]:
     """Tokens/s of 30 training steps on random tokens, peak memory, and the kernels or graphs."""
     if tiny:
-        options = (*options, "data.batch_size=2", "data.segment_len=8", f"model.cutoffs={[20, 40] if V > 205 else []}")
-        options, V = (*options, *(("model.d_model=8",) if "model=lstm" in options else ("model=txl_smoke",))), 205
+        options = (
+            *options,
+            "data.batch_size=2",
+            "data.segment_len=8",
+            f"model.cutoffs={[20, 40] if V > 205 else []}",
+        )
+        options, V = (
+            (
+                *options,
+                *(("model.d_model=8",) if "model=lstm" in options else ("model=txl_smoke",)),
+            ),
+            205,
+        )
     config = compose(*options)
     model = make_model(config, V).to(device)
     half = config.trainer.precision == "bf16-mixed"
     optimizer, schedule = make_optimizer(model, config.optimizer, 1000, fused=True)
-    B, T, backend = config.data.batch_size, config.data.segment_len, "inductor" if device == "cuda" else "aot_eager"
+    B, T, backend = (
+        config.data.batch_size,
+        config.data.segment_len,
+        "inductor" if device == "cuda" else "aot_eager",
+    )
     score = compile_score(model.score, backend) if compiled else model.score
     if relative and device == "cuda":
         use_relative_kernel(model)
@@ -161,11 +201,20 @@ def steps(
         found["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
     if compiled:
         stats = torch._dynamo.utils.counters
-        return {**found, "graphs": stats["stats"]["unique_graphs"], "breaks": dict(stats["graph_break"])}
+        return {
+            **found,
+            "graphs": stats["stats"]["unique_graphs"],
+            "breaks": dict(stats["graph_break"]),
+        }
     with torch.profiler.profile() as profiler:
         step()
-    most = sorted(profiler.key_averages(), key=lambda e: e.self_device_time_total or e.self_cpu_time_total)[:-16:-1]
-    return {**found, "kernels": {e.key[:80]: [e.count, e.self_device_time_total / 1e3] for e in most}}
+    most = sorted(
+        profiler.key_averages(), key=lambda e: e.self_device_time_total or e.self_cpu_time_total
+    )[:-16:-1]
+    return {
+        **found,
+        "kernels": {e.key[:80]: [e.count, e.self_device_time_total / 1e3] for e in most},
+    }
 
 
 def random_tokens(edges: tuple[int, ...], shape: tuple[int, int]) -> Tensor:
@@ -178,7 +227,12 @@ def random_tokens(edges: tuple[int, ...], shape: tuple[int, int]) -> Tensor:
 
 def resume(output: Path, device: str) -> dict[str, Any]:
     """Train, and train again with a kill in the middle; return both results."""
-    words = [*train_words(device, True), "trainer.max_steps=100", "checkpoint.every_n_steps=20", "resume=auto"]
+    words = [
+        *train_words(device, True),
+        "trainer.max_steps=100",
+        "checkpoint.every_n_steps=20",
+        "resume=auto",
+    ]
     whole, killed = output / "whole", output / "killed"
     subprocess.run([*words, f"hydra.run.dir={whole}"], cwd=ROOT, check=True)
     again = [*words, f"hydra.run.dir={killed}"]
@@ -187,18 +241,30 @@ def resume(output: Path, device: str) -> dict[str, Any]:
             time.sleep(0.1)
         process.kill()
     subprocess.run(again, cwd=ROOT, check=True)
-    losses = [json.loads((folder / "metrics.json").read_text())["val/nll"] for folder in (whole, killed)]
+    losses = [
+        json.loads((folder / "metrics.json").read_text())["val/nll"] for folder in (whole, killed)
+    ]
     return {"val/nll": losses, "equal": losses[0] == losses[1]}
 
 
 def others(output: Path, device: str, tiny: bool) -> dict[str, Any]:
     """Return tokens/s of each implementation and precision, in turns; ours alone without `make bench`'s environment."""
-    name, words = "tiny" if tiny else "gpu", [sys.executable, "-m", "benchmarks.bench", "--device", device]
+    name, words = (
+        "tiny" if tiny else "gpu",
+        [sys.executable, "-m", "benchmarks.bench", "--device", device],
+    )
     file = output / "turns.json"
-    subprocess.run([*words, "--only", name, "--rounds", "1" if tiny else "5", "--output", file], cwd=ROOT, check=True)
+    subprocess.run(
+        [*words, "--only", name, "--rounds", "1" if tiny else "5", "--output", file],
+        cwd=ROOT,
+        check=True,
+    )
     case = CASES[name]
     tokens = case.steps * case.batch_size * case.segment
-    return {title: tokens / median(seconds) for title, seconds in json.loads(file.read_text())[name].items()}
+    return {
+        title: tokens / median(seconds)
+        for title, seconds in json.loads(file.read_text())[name].items()
+    }
 
 
 def pairs(output: Path, device: str, tiny: bool) -> dict[str, Any]:
@@ -207,10 +273,24 @@ def pairs(output: Path, device: str, tiny: bool) -> dict[str, Any]:
     for profile in ("laptop", "night"):
         for memory in ("carried", "off"):
             folder = output / f"{profile}-{memory}"
-            words = [f"profile={profile}", "data=python-packages", f"trainer={'gpu' if device == 'cuda' else 'cpu'}"]
-            words += [*(["memory=off"] if memory == "off" else []), f"trainer.max_steps={3 if tiny else 300}"]
+            words = [
+                f"profile={profile}",
+                "data=python-packages",
+                f"trainer={'gpu' if device == 'cuda' else 'cpu'}",
+            ]
+            words += [
+                *(["memory=off"] if memory == "off" else []),
+                f"trainer.max_steps={3 if tiny else 300}",
+            ]
             words += ["trainer.val_max_segments=1", "evaluation.max_segments=1", "logger=none"]
-            command = [sys.executable, "-m", "txl_lightning.cli", "train", *words, f"hydra.run.dir={folder}"]
+            command = [
+                sys.executable,
+                "-m",
+                "txl_lightning.cli",
+                "train",
+                *words,
+                f"hydra.run.dir={folder}",
+            ]
             subprocess.run([*command, "trainer.progress_bar=false"], cwd=ROOT, check=True)
             metrics = json.loads((folder / "metrics.json").read_text())
             found[folder.name] = metrics["tokens"] / metrics["seconds"]
@@ -220,25 +300,56 @@ def pairs(output: Path, device: str, tiny: bool) -> dict[str, Any]:
 def train_words(device: str, tiny: bool) -> list[str]:
     """Return the command of a training on text of this installation, or on enwik8 if TXL_DATA has it."""
     at_hand = (Path(os.environ.get("TXL_DATA", "")) / "enwik8").exists()
-    of_paper = (*ENWIK8, *(() if at_hand else ("data=python-packages",)), "trainer.val_max_segments=50")
+    of_paper = (
+        *ENWIK8,
+        *(() if at_hand else ("data=python-packages",)),
+        "trainer.val_max_segments=50",
+    )
     options = (*TINY, f"trainer={'gpu' if device == 'cuda' else 'cpu'}") if tiny else of_paper
-    return [sys.executable, "-m", "txl_lightning.cli", "train", *options, "logger=csv", "trainer.progress_bar=false"]
+    return [
+        sys.executable,
+        "-m",
+        "txl_lightning.cli",
+        "train",
+        *options,
+        "logger=csv",
+        "trainer.progress_bar=false",
+    ]
 
 
-PARTS: dict[str, tuple[int, Callable[[Path, str, bool], dict[str, Any]]]] = {  # seconds at most, and the part
+PARTS: dict[
+    str, tuple[int, Callable[[Path, str, bool], dict[str, Any]]]
+] = {  # seconds at most, and the part
     "compiled": (90, lambda _, device, tiny: steps(device, tiny, ENWIK8, compiled=True)),
     "attention": (60, lambda _, device, tiny: attention_alone(device, tiny)),
-    "relative": (90, lambda _, device, tiny: steps(device, tiny, ENWIK8, compiled=True, relative=True)),
+    "relative": (
+        90,
+        lambda _, device, tiny: steps(device, tiny, ENWIK8, compiled=True, relative=True),
+    ),
     "others": (100, others),
     "pairs": (100, pairs),
-    "wt103-relative": (120, lambda _, device, tiny: steps(device, tiny, WT103, True, 267_735, relative=True)),
-    "wt103-compiled": (120, lambda _, device, tiny: steps(device, tiny, WT103, compiled=True, V=267_735)),
+    "wt103-relative": (
+        120,
+        lambda _, device, tiny: steps(device, tiny, WT103, True, 267_735, relative=True),
+    ),
+    "wt103-compiled": (
+        120,
+        lambda _, device, tiny: steps(device, tiny, WT103, compiled=True, V=267_735),
+    ),
     "resume": (120, lambda output, device, _: resume(output, device)),
     "tests": (100, lambda *_: {}),
     "enwik8": (60, lambda _, device, tiny: steps(device, tiny, ENWIK8)),
     "wt103": (60, lambda _, device, tiny: steps(device, tiny, WT103, V=267_735)),
-    "enwik8-32": (40, lambda _, device, tiny: steps(device, tiny, (*ENWIK8, "trainer.precision=32-true"))),
-    "lstm": (40, lambda _, device, tiny: steps(device, tiny, ("model=lstm", "trainer=gpu", "data.batch_size=60"))),
+    "enwik8-32": (
+        40,
+        lambda _, device, tiny: steps(device, tiny, (*ENWIK8, "trainer.precision=32-true")),
+    ),
+    "lstm": (
+        40,
+        lambda _, device, tiny: steps(
+            device, tiny, ("model=lstm", "trainer=gpu", "data.batch_size=60")
+        ),
+    ),
     "products": (40, lambda _, device, tiny: products(device, tiny)),
     "training": (10_000, lambda *_: {}),
 }
@@ -246,17 +357,54 @@ PARTS: dict[str, tuple[int, Callable[[Path, str, bool], dict[str, Any]]]] = {  #
 
 def session(output: Path, seconds: float, dry_run: bool) -> list[dict[str, Any]]:
     """Run the parts one after the other and return their records."""
-    device, started, records = "cpu" if dry_run else "cuda", time.monotonic(), list[dict[str, Any]]()
+    device, started, records = (
+        "cpu" if dry_run else "cuda",
+        time.monotonic(),
+        list[dict[str, Any]](),
+    )
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    machine = {"gpu": gpu, "cpu": processor(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    facts = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "dry_run": dry_run, **machine}
-    own = [sys.executable, "-m", "benchmarks.gpu_session", "--output", str(output), *["--dry-run"] * dry_run, "--part"]
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/devices"]
+    machine = {
+        "gpu": gpu,
+        "cpu": processor(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
+    facts = {
+        "date": datetime.datetime.now().isoformat(timespec="seconds"),
+        "dry_run": dry_run,
+        **machine,
+    }
+    own = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu_session",
+        "--output",
+        str(output),
+        *["--dry-run"] * dry_run,
+        "--part",
+    ]
+    pytest = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "gpu",
+        "tests/devices",
+    ]
     last = [*train_words(device, dry_run), f"hydra.run.dir={output / 'training'}"]
-    last += ["trainer.max_steps=20"] if dry_run else ["trainer.max_steps=3000", "trainer.val_every_n_steps=500"]
+    last += (
+        ["trainer.max_steps=20"]
+        if dry_run
+        else ["trainer.max_steps=3000", "trainer.val_every_n_steps=500"]
+    )
     for name, (limit, _) in PARTS.items():
         words = {"tests": pytest, "training": last}.get(name, [*own, name])
-        left = min(5 * limit if dry_run else limit, started + seconds - GRACE_SECONDS - time.monotonic())
+        left = min(
+            5 * limit if dry_run else limit, started + seconds - GRACE_SECONDS - time.monotonic()
+        )
         record: dict[str, Any] = {"part": name, "status": "left out: no time"}
         if left > 0:
             begun = time.monotonic()
@@ -290,8 +438,12 @@ def ended(process: subprocess.Popen[bytes], limit: float) -> str:
 
 def main() -> int:
     """Run the session or one part; return 1 if a part failed, 2 without a GPU."""
-    parser = argparse.ArgumentParser("benchmarks/gpu.sh", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--output", type=Path, help="folder of the results; default: outputs/gpu-DATE-TIME")
+    parser = argparse.ArgumentParser(
+        "benchmarks/gpu.sh", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder of the results; default: outputs/gpu-DATE-TIME"
+    )
     parser.add_argument("--minutes", type=float, default=7, help="time for everything")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--part", help="run one part alone")
@@ -299,12 +451,19 @@ def main() -> int:
     if not options.dry_run and not torch.cuda.is_available():
         print("gpu.sh: torch finds no GPU; --dry-run runs tiny sizes on the CPU", file=sys.stderr)
         return 2
-    output = (options.output or ROOT / "outputs" / f"gpu-{datetime.datetime.now():%Y%m%d-%H%M%S}").resolve()
+    output = (
+        options.output or ROOT / "outputs" / f"gpu-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    ).resolve()
     output.mkdir(parents=True, exist_ok=True)
     if options.part is None:
         records = session(output, 60 * options.minutes, options.dry_run)
         print(output)
-        return int(any(record["status"].startswith("exit ") and record["status"] != "exit 0" for record in records))
+        return int(
+            any(
+                record["status"].startswith("exit ") and record["status"] != "exit 0"
+                for record in records
+            )
+        )
     measured = PARTS[options.part][1](output, "cpu" if options.dry_run else "cuda", options.dry_run)
     write_json(output / f"{options.part}.json", measured)
     return 0

@@ -32,9 +32,13 @@ class TorchMuonWithAdam(torch.optim.Optimizer):
         matrices = [parameter for parameter, _ in optimizers.matrices_of_layers(model)]
         names = set(matrices)
         others = [parameter for parameter in model.parameters() if parameter not in names]
-        self.muon = torch.optim.Muon(matrices, lr=config.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        self.muon = torch.optim.Muon(
+            matrices, lr=config.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+        )
         betas = (config.betas[0], config.betas[1])
-        self.adam = torch.optim.AdamW(others, lr=config.lr, betas=betas, weight_decay=0.0, fused=fused)
+        self.adam = torch.optim.AdamW(
+            others, lr=config.lr, betas=betas, weight_decay=0.0, fused=fused
+        )
         super().__init__([*self.muon.param_groups, *self.adam.param_groups], {})
 
     def step(self, closure: Any = None) -> Any:

@@ -23,7 +23,17 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("laptop", "small", "medium", "words", "base", "evaluation", "evaluation-10", "token", "generation")
+NAMES = (
+    "laptop",
+    "small",
+    "medium",
+    "words",
+    "base",
+    "evaluation",
+    "evaluation-10",
+    "token",
+    "generation",
+)
 
 
 def turn_of(name: str, bf16: bool) -> Callable[[], Any]:
@@ -77,7 +87,13 @@ def generation_turn() -> Callable[[], Any]:
 
     from txl_lightning import TransformerXL, TransformerXLConfig, generate
 
-    sizes: dict[str, Any] = {"n_layer": 4, "d_model": 128, "n_head": 8, "d_head": 16, "d_inner": 512}
+    sizes: dict[str, Any] = {
+        "n_layer": 4,
+        "d_model": 128,
+        "n_head": 8,
+        "d_head": 16,
+        "d_inner": 512,
+    }
     model = TransformerXL(TransformerXLConfig(vocab_size=256, mem_len=256, **sizes)).eval()
     prompt_BT = torch.randint(256, (4, 64))
     return lambda: list(generate(model, prompt_BT, 20))
@@ -105,7 +121,9 @@ class Worker:
         code += f"runpy.run_path({str(Path(__file__).resolve())!r}, run_name='__main__')"
         pipe = subprocess.PIPE
         command = [sys.executable, "-c", code]
-        self.process = subprocess.Popen(command, cwd=checkout, env=environment, stdin=pipe, stdout=pipe, text=True)
+        self.process = subprocess.Popen(
+            command, cwd=checkout, env=environment, stdin=pipe, stdout=pipe, text=True
+        )
 
     def seconds(self) -> float:
         """Do one turn and return its CPU seconds."""
@@ -151,7 +169,9 @@ def main() -> None:
     parser.add_argument("other", type=Path, nargs="?", help="checkout to compare with")
     parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--bf16", action="store_true", help="training steps in bf16-mixed instead of float32")
+    parser.add_argument(
+        "--bf16", action="store_true", help="training steps in bf16-mixed instead of float32"
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -160,7 +180,10 @@ def main() -> None:
     for name in options.cases:
         result = compare(options.other.resolve(), name, options.pairs, options.bf16)
         rounded = {key: round(value, 5) for key, value in result.items()}
-        print(json.dumps({"case": name, "bf16": options.bf16, "pairs": options.pairs, **rounded}), flush=True)
+        print(
+            json.dumps({"case": name, "bf16": options.bf16, "pairs": options.pairs, **rounded}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

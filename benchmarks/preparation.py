@@ -157,7 +157,9 @@ def cases(text: Path, folder: Path, original: str | None) -> dict[str, str]:
     found["DNA, BPE trained"] = load("dna", 'level="bpe"')
     found["100 MB, one document, expression"] = load("large", large)
     found["tokenizers"] = TOKENIZERS.format(tokenizer=tokenizers["BPE"], text=text)
-    found["datasets.map"] = DATASETS.format(tokenizer=tokenizers["BPE"], json=paths["lines"], cache="{cache}")
+    found["datasets.map"] = DATASETS.format(
+        tokenizer=tokenizers["BPE"], json=paths["lines"], cache="{cache}"
+    )
     if original is not None:
         found["data_utils.py, words"] = ORIGINAL.format(original=original, text=text)
     return found
@@ -165,7 +167,9 @@ def cases(text: Path, folder: Path, original: str | None) -> dict[str, str]:
 
 def measured(code: str, checkout: Path) -> tuple[float, float]:
     """Return CPU seconds and the most memory in MB of a process that runs the code in a checkout."""
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=checkout, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=checkout, stderr=subprocess.DEVNULL
+    )
     _, status, used = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"a case ended with status {status}:\n{code}")
@@ -174,25 +178,34 @@ def measured(code: str, checkout: Path) -> tuple[float, float]:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print a table of medians; every round runs all cases once."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="")
     parser.add_argument("--against", type=Path)
     parser.add_argument("--original")
     options = parser.parse_args(words)
-    checkouts = {"this": Path.cwd()} | ({} if options.against is None else {options.against.name: options.against})
+    checkouts = {"this": Path.cwd()} | (
+        {} if options.against is None else {options.against.name: options.against}
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         chosen = cases(options.text.absolute(), folder, options.original)
         if options.only:
-            chosen = {name: code for name, code in chosen.items() if name in options.only.split(";")}
+            chosen = {
+                name: code for name, code in chosen.items() if name in options.only.split(";")
+            }
         found: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for turn in range(options.rounds):
             for name, code in chosen.items():
                 for checkout, path in checkouts.items():
                     if path == Path.cwd() or "txl_lightning" in code:
-                        cache = folder / f"{turn}.{checkout}.{name.removesuffix(', again')}".replace(" ", "_")
+                        cache = (
+                            folder
+                            / f"{turn}.{checkout}.{name.removesuffix(', again')}".replace(" ", "_")
+                        )
                         row = measured(code.replace("{cache}", str(cache)), path)
                         found.setdefault((name, checkout), []).append(row)
     print("| case | checkout | CPU s | MB |\n| --- | --- | ---: | ---: |")

@@ -65,7 +65,9 @@ def loop(model: Any, tokens: np.ndarray, contexts: list[int], positions: np.ndar
         for c, context in enumerate(contexts):
             window_T = torch.from_numpy(tokens[t - context : t])
             output = model(input_ids=window_T[None], logits_to_keep=1, use_cache=False)
-            losses_CP[c, p] = functional.cross_entropy(output.logits[0, -1], torch.tensor(tokens[t]))
+            losses_CP[c, p] = functional.cross_entropy(
+                output.logits[0, -1], torch.tensor(tokens[t])
+            )
     return losses_CP
 
 

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["*.md", "docs/*.md", "docs/*.json", "docs/upstream/README.md", "sweeps/README.md", "tests/README.md"]
+PAGES = [
+    "*.md",
+    "docs/*.md",
+    "docs/*.json",
+    "docs/upstream/README.md",
+    "sweeps/README.md",
+    "tests/README.md",
+]
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 PICTURE = re.compile(r'(?<=src=")[^"]+')
 
@@ -30,7 +37,9 @@ def with_links_to_source(markdown: str, page: str, repository: str | None) -> st
 
     def target(found: re.Match[str]) -> str:
         path = (ROOT / page).parent.joinpath(found[1]).resolve()
-        if not path.exists() or not path.is_relative_to(ROOT):  # an address, or for MkDocs to complain about
+        if not path.exists() or not path.is_relative_to(
+            ROOT
+        ):  # an address, or for MkDocs to complain about
             return found[1]
         name = path.relative_to(ROOT).as_posix()
         return found[1] if name in on_site else f"{base}/{name}"

@@ -28,7 +28,9 @@ class BracketsData(DataConfig):
 def text(depth: int, n_tokens: int) -> str:
     """Return random brackets: each opens one more or closes the last one, with equal probability."""
     random, opened, brackets = np.random.RandomState(1), list[int](), ""
-    for opens, kind in zip(random.randint(2, size=n_tokens), random.randint(len(OPENING), size=n_tokens), strict=True):
+    for opens, kind in zip(
+        random.randint(2, size=n_tokens), random.randint(len(OPENING), size=n_tokens), strict=True
+    ):
         if not opened or (opens and len(opened) < depth):
             opened.append(kind)
             brackets += OPENING[kind]
@@ -41,4 +43,8 @@ def text(depth: int, n_tokens: int) -> str:
 def brackets(config: BracketsData) -> Source:
     """Return the text, written once into `data.cache_dir` and cut like a file: 90 %, 5 % and 5 %."""
     path = generated(config, text, config.depth, config.n_tokens)
-    return Source(f"brackets, depth {config.depth}", cut_file(path), open_vocabulary(config))
+    return Source(
+        f"brackets, depth {config.depth}",
+        cut_file(path),
+        open_vocabulary(config),
+    )

@@ -51,4 +51,6 @@ def run(options: DynamicOptions, directory: Path) -> list[str]:
 
 
 SUMMARY = "loss of a checkpoint that learns from the text as it reads it"
-register_measurement(Command("dynamic checkpoint=PATH", __name__, f"{__name__}.DynamicOptions", SUMMARY))
+register_measurement(
+    Command("dynamic checkpoint=PATH", __name__, f"{__name__}.DynamicOptions", SUMMARY)
+)

@@ -21,7 +21,13 @@ from torch import Tensor, nn
 WHEEL, FOLDER = "iglm-0.1.0-py3-none-any.whl", "iglm/trained_models"
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"  # numbers 5 … 24
 SEPARATOR, FIRST, TAGS = 3, 5, (31, 26)  # [HEAVY] [HUMAN]
-OTHERS = [0, 1, 2, 4, *range(FIRST + len(RESIDUES), 33)]  # the mask of infilling, tags, and what no chain has
+OTHERS = [
+    0,
+    1,
+    2,
+    4,
+    *range(FIRST + len(RESIDUES), 33),
+]  # the mask of infilling, tags, and what no chain has
 
 
 class Chains(nn.Module):
@@ -37,22 +43,35 @@ class Chains(nn.Module):
         super().__init__()
         self.network = network
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+    def score(
+        self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
+    ) -> tuple[Tensor, None]:
         """Return the loss of each target in nats; the first tokens are context if targets are fewer."""
         rows_BT = nn.functional.pad(tokens_BT, (2, 0))
         places_T = torch.arange(rows_BT.shape[1])
-        before_B1 = torch.where(rows_BT == SEPARATOR, places_T, 1).amax(1, keepdim=True)
+        separators_BT = torch.where(rows_BT == SEPARATOR, places_T, 1)
+        before_B1 = separators_BT.amax(1, keepdim=True)
         tags_B2 = torch.tensor(TAGS).expand(len(rows_BT), 2)
-        rows_BT = rows_BT.scatter(1, torch.cat([before_B1 - 1, before_B1], dim=1), tags_B2)
+        tag_places_B2 = torch.cat([before_B1 - 1, before_B1], dim=1)
+        rows_BT = rows_BT.scatter(1, tag_places_B2, tags_B2)
         own_BT = places_T - before_B1 + 1
-        kept = {"attention_mask": (own_BT >= 0).long(), "position_ids": own_BT.clamp(min=0)}
-        logits_BCV = self.network(input_ids=rows_BT, logits_to_keep=targets_BT.shape[1], **kept).logits
+        logits_BCV = self.network(
+            input_ids=rows_BT,
+            attention_mask=(own_BT >= 0).long(),
+            position_ids=own_BT.clamp(min=0),
+            logits_to_keep=targets_BT.shape[1],
+        ).logits
         logits_BCV[..., OTHERS] = float("-inf")
         return nn.functional.cross_entropy(logits_BCV.mT, targets_BT, reduction="none"), None
 
     def encode(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of residues and ends of lines, one byte each."""
-        numbers = [SEPARATOR if letter == "\n" else FIRST + RESIDUES.index(letter) for letter in text.decode()]
+        numbers = []
+        for letter in text.decode():
+            if letter == "\n":
+                numbers.append(SEPARATOR)
+            else:
+                numbers.append(FIRST + RESIDUES.index(letter))
         return np.array(numbers), np.ones(len(numbers), dtype=int)
 
 
@@ -61,7 +80,9 @@ def loaded(name: str) -> Chains:
     import transformers
 
     if not Path(WHEEL).exists():
-        subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "iglm==0.1.0"], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--no-deps", "iglm==0.1.0"], check=True
+        )
     with zipfile.ZipFile(WHEEL) as wheel:
         for file in ("config.json", "pytorch_model.bin"):
             wheel.extract(f"{FOLDER}/{name}/{file}")
@@ -81,8 +102,18 @@ def iglm_s() -> Chains:
 if __name__ == "__main__":
     torch.manual_seed(0)
     start = torch.tensor([TAGS])
-    options = {"do_sample": True, "top_k": 0, "max_length": 160, "num_return_sequences": 200, "suppress_tokens": OTHERS}
-    ends = {"eos_token_id": SEPARATOR, "pad_token_id": SEPARATOR}
-    drawn = iglm().network.generate(start, attention_mask=torch.ones_like(start), **options, **ends)
-    lines = ("".join(RESIDUES[n - FIRST] for n in row[2:] if n != SEPARATOR) for row in drawn.tolist())
-    Path(sys.argv[1]).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    drawn = iglm().network.generate(
+        start,
+        attention_mask=torch.ones_like(start),
+        do_sample=True,
+        top_k=0,
+        max_length=160,
+        num_return_sequences=200,
+        suppress_tokens=OTHERS,
+        eos_token_id=SEPARATOR,
+        pad_token_id=SEPARATOR,
+    )
+    with Path(sys.argv[1]).open("w", encoding="utf-8") as file:
+        for row in drawn[:, 2:].tolist():
+            residues = [RESIDUES[n - FIRST] for n in row if n != SEPARATOR]
+            print("".join(residues), file=file)

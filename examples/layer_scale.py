@@ -29,7 +29,9 @@ class LayerScaleLayer(TransformerXLLayer):
     def __init__(self, config: LayerScaleConfig) -> None:
         super().__init__(config)
         self.pre_norm, self.start = True, config.start
-        self.attention_scale = nn.Parameter(torch.empty(config.d_model))  # vectors: Muon is for matrices
+        self.attention_scale = nn.Parameter(
+            torch.empty(config.d_model)
+        )  # vectors: Muon is for matrices
         self.feed_forward_scale = nn.Parameter(torch.empty(config.d_model))
 
     def initialize(self) -> None:
@@ -38,7 +40,9 @@ class LayerScaleLayer(TransformerXLLayer):
 
     def after_attention(self, hidden_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
         hidden_BTD = hidden_BTD + self.attention_scale * self.dropout(attended_BTD)
-        return hidden_BTD + self.feed_forward_scale * self.feed_forward(self.feed_forward_norm(hidden_BTD))
+        return hidden_BTD + self.feed_forward_scale * self.feed_forward(
+            self.feed_forward_norm(hidden_BTD)
+        )
 
 
 @register_variant("layer_scale")

@@ -27,23 +27,23 @@ from txl_lightning.evaluation.protocol import Protocol, protocol_from_options
 from txl_lightning.evaluation.texts import encode_open
 from txl_lightning.evaluation.trained import load_trained
 
+N_GENERATED = 256  # tokens at most where a task does not say how many
+
 
 class TransformerXLForHarness(LM):
     """A checkpoint as a model of lm-evaluation-harness.
 
     Args:
         checkpoint: checkpoint of `txl train`.
-        n_generated: tokens to draw at most where a task does not say how many.
         lengths: lengths of the evaluation, such as `mem_len=640`; those of the run by default.
     """
 
-    def __init__(self, checkpoint: str, n_generated: int = 256, **lengths: Any) -> None:
+    def __init__(self, checkpoint: str, **lengths: Any) -> None:
         super().__init__()
         self.trained = load_trained(checkpoint)
         self.protocol: Protocol = protocol_from_options(
             self.trained, EvaluateOptions(checkpoint, **lengths), whole=True
         )
-        self.n_generated = n_generated
 
     @property
     def start(self) -> list[int]:
@@ -57,9 +57,14 @@ class TransformerXLForHarness(LM):
         """Return a continuation whose first token can be scored."""
         if continuation.n_context > 0:
             return continuation
-        return Continuation([*self.start, *continuation.tokens], len(self.start))
+        return Continuation(
+            [*self.start, *continuation.tokens],
+            len(self.start),
+        )
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """Return log P(continuation | context), and whether every token is the likeliest one."""
         continuations = []
         for request in requests:
@@ -69,9 +74,13 @@ class TransformerXLForHarness(LM):
         likelihoods = score_continuations(self.protocol, continuations)
         return [(-likelihood.nats, likelihood.greedy) for likelihood in likelihoods]
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
         """Return log P(text)."""
-        pairs = [Instance("loglikelihood", request.doc, ("", request.args[0]), 0) for request in requests]
+        pairs = [
+            Instance("loglikelihood", request.doc, ("", request.args[0]), 0) for request in requests
+        ]
         return [log_likelihood for log_likelihood, _ in self.loglikelihood(pairs)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -81,11 +90,16 @@ class TransformerXLForHarness(LM):
         texts = []
         for request in requests:
             context, options = request.args
-            tokens = encode_open(self.trained.vocabulary, context, self.trained.closed_sentences) or self.start
-            n_tokens = options.get("max_gen_toks", self.n_generated)
+            tokens = (
+                encode_open(self.trained.vocabulary, context, self.trained.closed_sentences)
+                or self.start
+            )
+            n_tokens = options.get("max_gen_toks", N_GENERATED)
             drawn: list[int] = []
             text = ""
-            for token_1 in generate(self.protocol.model(), torch.tensor([tokens]), n_tokens, top_k=1):
+            for token_1 in generate(
+                self.protocol.model(), torch.tensor([tokens]), n_tokens, top_k=1
+            ):
                 drawn.append(int(token_1))
                 text = self.trained.vocabulary.decode(drawn)
                 ends = [text.find(end) for end in options.get("until", []) if end in text]
@@ -101,7 +115,9 @@ def main() -> None:
     options = dict(word.split("=", 1) for word in sys.argv[1:])
     folder, _, names = options["tasks"].rpartition(":")
     tasks = TaskManager(include_path=str(Path(folder).resolve()) if folder else None)
-    found = simple_evaluate(TransformerXLForHarness(options["checkpoint"]), tasks=names.split(","), task_manager=tasks)
+    found = simple_evaluate(
+        TransformerXLForHarness(options["checkpoint"]), tasks=names.split(","), task_manager=tasks
+    )
     print(json.dumps(found["results"], indent=2, default=str))
 
 

@@ -25,23 +25,40 @@ class Trigrams:
     """
 
     def __init__(self, log_probability: Callable[..., float]) -> None:
-        self.log_probability, self.numbers = log_probability, dict[str, int]()
+        self.log_probability = log_probability
+        self.numbers: dict[str, int] = {}
 
     def encode(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of the known words, and the bytes from each of them to the next."""
-        words = [(found.group().decode(), found.start()) for found in re.finditer(rb"[a-z']+", text.lower())]
-        known = [(word, start) for word, start in words if self.log_probability(word) > LEAST]
-        tokens = [self.numbers.setdefault(word, len(self.numbers)) for word, _ in known]
-        return np.array(tokens), np.diff([0, *(start for _, start in known[1:]), len(text)])
+        tokens = []
+        starts = []
+        for found in re.finditer(rb"[a-z']+", text.lower()):
+            word = found.group().decode()
+            if self.log_probability(word) > LEAST:
+                tokens.append(self.numbers.setdefault(word, len(self.numbers)))
+                starts.append(found.start())
+        starts[:1] = [0]
+        return np.array(tokens), np.diff(
+            [
+                *starts,
+                len(text),
+            ]
+        )
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+    def score(
+        self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
+    ) -> tuple[Tensor, None]:
         """Return the loss of each target in nats; the first tokens are context if targets are fewer."""
-        first, words = tokens_BT.shape[1] - targets_BT.shape[1], [*self.numbers]
+        words = list(self.numbers)
+        first = tokens_BT.shape[1] - targets_BT.shape[1]
         losses = torch.zeros(targets_BT.shape, dtype=torch.float64)
-        for b, (row, targets) in enumerate(zip(tokens_BT.tolist(), targets_BT.tolist(), strict=True)):
-            for i, target in enumerate(targets):
-                before = row[: first + i + 1][:-3:-1]
-                losses[b, i] = -self.log_probability(*(words[n] for n in (target, *before)))
+        for b, i in np.ndindex(losses.shape):
+            before = tokens_BT[b, : first + i + 1].tolist()
+            numbers = [
+                int(targets_BT[b, i]),
+                *before[:-3:-1],
+            ]
+            losses[b, i] = -self.log_probability(*(words[number] for number in numbers))
         return losses, None
 
 
@@ -51,4 +68,6 @@ def trigrams() -> Trigrams:
 
     path = pocketsphinx.get_model_path("en-us/en-us.lm.bin")
     model = pocketsphinx.NGramModel(pocketsphinx.Config(), pocketsphinx.LogMath(), path)
-    return Trigrams(lambda *words: model.prob(list(words)) * math.log(1.0001))  # logarithms to this base
+    return Trigrams(
+        lambda *words: model.prob(list(words)) * math.log(1.0001)
+    )  # logarithms to this base

@@ -9,7 +9,6 @@ Without memory nothing beats chance, 25 %: at the junction the sign is out of si
 """
 
 import argparse
-from collections import deque
 
 import torch
 from torch import Tensor, nn
@@ -26,22 +25,27 @@ class Corridors:
     def __init__(self, n_streams: int, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.first_B = torch.ones(n_streams, dtype=torch.bool)
-        self.sign_B = self.left_B = torch.zeros(n_streams, dtype=torch.int64)
+        self.sign_B = torch.zeros(n_streams, dtype=torch.int64)
+        self.left_B = torch.zeros(n_streams, dtype=torch.int64)
 
     def observe(self) -> Tensor:
         """Begin the corridors that are due; return the signs, walls and junctions that are in sight, one-hot."""
+        wall = WAYS
+        junction = WAYS + 1
         drawn_2B = torch.rand(2, len(self.first_B), generator=self.generator)
+        sign_B = (drawn_2B[0] * WAYS).long()
         steps_B = SHORTEST + (drawn_2B[1] * (LONGEST - SHORTEST + 1)).long()
-        self.sign_B = torch.where(self.first_B, (drawn_2B[0] * WAYS).long(), self.sign_B)
-        self.left_B = torch.where(self.first_B, steps_B - 1, self.left_B - 1)
-        wall, junction = WAYS, WAYS + 1
-        seen_B = torch.where(self.first_B, self.sign_B, torch.where(self.left_B > 0, wall, junction))
+        self.sign_B = torch.where(self.first_B, sign_B, self.sign_B)
+        self.left_B = torch.where(self.first_B, steps_B, self.left_B) - 1
+        later_B = torch.where(self.left_B > 0, wall, junction)
+        seen_B = torch.where(self.first_B, self.sign_B, later_B)
         return nn.functional.one_hot(seen_B, WAYS + 2).float()
 
     def act(self, way_B: Tensor) -> tuple[Tensor, Tensor]:
         """Take a step; return the rewards, and which episodes are done."""
         self.first_B = self.left_B == 0
-        return (self.first_B & (way_B == self.sign_B)).float(), self.first_B
+        is_right_B = way_B == self.sign_B
+        return (self.first_B & is_right_B).float(), self.first_B
 
 
 def train(mem_len: int, n_steps: int, n_streams: int = 64, seed: int = 1) -> float:
@@ -51,15 +55,28 @@ def train(mem_len: int, n_steps: int, n_streams: int = 64, seed: int = 1) -> flo
     steps before it. Only the last action of an episode is rewarded, so only that one is credited.
     """
     torch.manual_seed(seed)
-    sizes = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64, "dropout": 0.0}
-    model = TransformerXL(TransformerXLConfig(vocab_size=None, mem_len=mem_len, **sizes))
-    eye, hand = nn.Linear(WAYS + 2, 32), nn.Linear(32, WAYS)
-    optimizer = torch.optim.Adam([*eye.parameters(), *model.parameters(), *hand.parameters()], lr=1e-3)
-    corridors, memory = Corridors(n_streams, seed), model.start_memory(n_streams)
-    successes: deque[float] = deque()
+    config = TransformerXLConfig(
+        vocab_size=None,
+        mem_len=mem_len,
+        n_layer=2,
+        d_model=32,
+        n_head=2,
+        d_head=16,
+        d_inner=64,
+        dropout=0.0,
+    )
+    model = TransformerXL(config)
+    eye = nn.Linear(WAYS + 2, 32)
+    hand = nn.Linear(32, WAYS)
+    agent = nn.ModuleList([eye, model, hand])
+    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-3)
+    corridors = Corridors(n_streams, seed)
+    memory = model.start_memory(n_streams)
+    successes = []
     expected = 1 / WAYS  # the baseline: a running mean of the rewards
     for step in range(n_steps):
-        hidden_B1D, memory = model(inputs_BTD=eye(corridors.observe())[:, None], memory=memory)
+        seen_B1D = eye(corridors.observe())[:, None]
+        hidden_B1D, memory = model(inputs_BTD=seen_B1D, memory=memory)
         policy = Categorical(logits=hand(hidden_B1D[:, 0]))
         way_B = policy.sample()
         reward_B, done_B = corridors.act(way_B)
@@ -67,26 +84,32 @@ def train(mem_len: int, n_steps: int, n_streams: int = 64, seed: int = 1) -> flo
         if not done_B.any():
             continue
         rewards = reward_B[done_B]
-        loss = -(policy.log_prob(way_B)[done_B] * (rewards - expected)).mean()
+        advantages = rewards - expected
+        loss = -(policy.log_prob(way_B)[done_B] * advantages).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        expected += 0.01 * (rewards.mean().item() - expected)
+        expected += 0.01 * advantages.mean().item()
         if step >= 0.8 * n_steps:
-            successes.extend(rewards.tolist())
+            successes += rewards.tolist()
     return sum(successes) / max(1, len(successes))
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train both agents and print their success rates."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for name, mem_len in (("on", LONGEST), ("off", 0)):
         rate = train(mem_len, options.steps, seed=options.seed)
-        print(f"memory {name}: {rate:.0%} of episodes succeed (chance: {1 / WAYS:.0%})", flush=True)
+        print(
+            f"memory {name}: {rate:.0%} of episodes succeed (chance: {1 / WAYS:.0%})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

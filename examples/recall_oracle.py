@@ -32,15 +32,23 @@ class RecallOracle:
         self.numbers = torch.zeros(256, dtype=torch.long)
         self.numbers[list(CHARACTERS.encode())] = torch.arange(len(CHARACTERS))
 
-    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+    def score(
+        self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
+    ) -> tuple[Tensor, None]:
         """Return -log P of the targets, the last ones of the window, in nats, [B, T'], and no state."""
-        text, n_targets = self.text, targets_BT.shape[1]
-        window_BT = self.numbers[torch.cat([tokens_BT, targets_BT[:, -1:]], dim=1).long()]
-        alphabet_BT, places_T = window_BT // text.symbols, torch.arange(window_BT.shape[1])
-        source_BT = places_T - torch.tensor(text.distances)[alphabet_BT]
-        equal_BT = window_BT.gather(1, source_BT.clamp(min=0)) == window_BT
+        text = self.text
+        n_targets = targets_BT.shape[1]
+        tokens_BT = torch.cat(
+            [tokens_BT, targets_BT[:, -1:]],
+            dim=1,
+        )
+        window_BT = self.numbers[tokens_BT.long()]
+        alphabet_BT = window_BT // text.symbols
+        distance_BT = torch.tensor(text.distances)[alphabet_BT]
+        source_BT = torch.arange(window_BT.shape[1]) - distance_BT
+        repeated_BT = window_BT.gather(1, source_BT.clamp(min=0))
         other = (1 - text.match) / (text.symbols - 1)
-        seen_BT = torch.where(equal_BT, text.match, other).double()
+        seen_BT = torch.where(repeated_BT == window_BT, text.match, other).double()
         p_BT = torch.where(source_BT >= 0, seen_BT, 1 / text.symbols)
         return -p_BT.log()[:, -n_targets:], None
 
@@ -51,4 +59,9 @@ def oracle() -> RecallOracle:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(TEXT.text(400_000, seed=1))
+    Path(sys.argv[1]).write_text(
+        TEXT.text(
+            400_000,
+            seed=1,
+        )
+    )

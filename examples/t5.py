@@ -23,7 +23,9 @@ class T5Bias(Encoding):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
-        self.bias = nn.Parameter(torch.empty(self.n_head, BUCKETS))  # starts at zero, as its name ends with bias
+        self.bias = nn.Parameter(
+            torch.empty(self.n_head, BUCKETS)
+        )  # starts at zero, as its name ends with bias
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
         """Return the biases of the distances K, …, 0: 16 buckets of one distance, 16 that grow up to distance 128."""
@@ -33,4 +35,6 @@ class T5Bias(Encoding):
         single = BUCKETS // 2
         doublings = (distances / single).clamp(min=1).log() / math.log(FARTHEST / single)
         wide = (single + (BUCKETS - single) * doublings).long().clamp(max=BUCKETS - 1)
-        return [LayerPositions(bias_HS=self.bias[:, distances.where(distances < single, wide)])] * self.n_layer
+        return [
+            LayerPositions(bias_HS=self.bias[:, distances.where(distances < single, wide)])
+        ] * self.n_layer

@@ -28,14 +28,28 @@ except ImportError as error:
 
 NAME = "Transformer-XL"
 RUNSET_ID = "txl-runs"
-BY_ARM: dict[str, Any] = {"groupby": wr.Config("arm"), "groupby_aggfunc": "mean", "groupby_rangefunc": "stderr"}
+BY_ARM: dict[str, Any] = {
+    "groupby": wr.Config("arm"),
+    "groupby_aggfunc": "mean",
+    "groupby_rangefunc": "stderr",
+}
 UNITS = {"bpc": "bits per character", "bpb": "bits per byte", "ppl": "perplexity"}
 FRACTIONS = ("0.1", "0.5", "1.0")  # r of hardest positions
 PINNED = (
-    *("config:arm.value", "summary:final/test/bpc", "summary:final/test/bpb", "summary:final/test/ppl"),
+    *(
+        "config:arm.value",
+        "summary:final/test/bpc",
+        "summary:final/test/bpb",
+        "summary:final/test/ppl",
+    ),
     *("summary:val/bpc.min", "summary:val/bpb.min", "summary:val/ppl.min"),
     *("config:memory.value.mem_len", "config:data.value.segment_len"),
-    *("config:optimizer.value.lr", "config:seed.value", "summary:final/parameters", "summary:final/tokens"),
+    *(
+        "config:optimizer.value.lr",
+        "config:seed.value",
+        "summary:final/parameters",
+        "summary:final/tokens",
+    ),
 )
 
 
@@ -45,7 +59,14 @@ def workspace(entity: str, project: str) -> ws.Workspace:
         entity=entity,
         project=project,
         name=NAME,
-        sections=[ablation(), learning_curves(), recl_and_context(), speed(), attention(), sweep_results()],
+        sections=[
+            ablation(),
+            learning_curves(),
+            recl_and_context(),
+            speed(),
+            attention(),
+            sweep_results(),
+        ],
         settings=ws.WorkspaceSettings(x_axis="tokens", max_runs=50),
         runset_settings=ws.RunsetSettings(groupby=[ws.Config("arm")], pinned_columns=list(PINNED)),
     )
@@ -67,21 +88,32 @@ def section(name: str, panels: list[Any], columns: int = 3) -> ws.Section:
     rows = max(1, -(-len(panels) // columns))
     layout = ws.SectionLayoutSettings(columns=columns, rows=rows)
     settings = ws.SectionPanelSettings(x_axis="tokens")
-    return ws.Section(name=name, panels=panels, is_open=True, layout_settings=layout, panel_settings=settings)
+    return ws.Section(
+        name=name, panels=panels, is_open=True, layout_settings=layout, panel_settings=settings
+    )
 
 
 def curve(metric: str, title: str, unit: str, **options: Any) -> Any:
     """Build a plot of a metric over tokens: one line for each arm, mean and standard error of its runs."""
-    return wr.LinePlot(title=title, x="tokens", y=[metric], title_x="tokens", title_y=unit, **{**BY_ARM, **options})
+    return wr.LinePlot(
+        title=title, x="tokens", y=[metric], title_x="tokens", title_y=unit, **{**BY_ARM, **options}
+    )
 
 
 def ablation() -> ws.Section:
     """Build the section of Table 6: test loss by arm, attention lengths, and the options that differ between runs."""
     bars = [
-        wr.BarPlot(title=f"Test {name}, best weights", metrics=[f"final/test/{unit}"], title_x=name, **BY_ARM)
+        wr.BarPlot(
+            title=f"Test {name}, best weights",
+            metrics=[f"final/test/{unit}"],
+            title_x=name,
+            **BY_ARM,
+        )
         for unit, name in UNITS.items()
     ]
-    lengths = wr.MediaBrowser(title="Loss by attention length", media_keys=["evaluate/attention_lengths"])
+    lengths = wr.MediaBrowser(
+        title="Loss by attention length", media_keys=["evaluate/attention_lengths"]
+    )
     return section("Ablation", [*bars, lengths, wr.RunComparer(diff_only="split")])
 
 
@@ -103,21 +135,36 @@ def learning_curves() -> ws.Section:
 def recl_and_context() -> ws.Section:
     """Build the section of Table 8, Figures 3 and 4, and RECL during training."""
     gains = [f"recl/gains_r{r}" for r in FRACTIONS]
-    figures = wr.MediaBrowser(title="Loss by context and gains", media_keys=["recl/contexts", *gains])
-    growth = [curve(f"recl/{r}", f"RECL of the model alone, r = {r}", "tokens of context") for r in FRACTIONS]
+    figures = wr.MediaBrowser(
+        title="Loss by context and gains", media_keys=["recl/contexts", *gains]
+    )
+    growth = [
+        curve(f"recl/{r}", f"RECL of the model alone, r = {r}", "tokens of context")
+        for r in FRACTIONS
+    ]
     return section("RECL and context", [figures, *growth])
 
 
 def speed() -> ws.Section:
     """Build the section of training speed by arm and Table 9."""
     trained = curve("train/tokens_per_second", "Training", "tokens/s")
-    return section("Speed", [trained, wr.MediaBrowser(title="Table 9: time per token", media_keys=["speed/speed"])])
+    return section(
+        "Speed",
+        [trained, wr.MediaBrowser(title="Table 9: time per token", media_keys=["speed/speed"])],
+    )
 
 
 def attention() -> ws.Section:
     """Build the section of Figures 5 to 7."""
-    figures = {"by_distance": "Figure 5: by distance", "text": "Figure 6: on a text", "terms": "Figure 7: by term"}
-    images = [wr.MediaBrowser(title=title, media_keys=[f"attention/{name}"]) for name, title in figures.items()]
+    figures = {
+        "by_distance": "Figure 5: by distance",
+        "text": "Figure 6: on a text",
+        "terms": "Figure 7: by term",
+    }
+    images = [
+        wr.MediaBrowser(title=title, media_keys=[f"attention/{name}"])
+        for name, title in figures.items()
+    ]
     return section("Attention", images, columns=2)
 
 
@@ -135,7 +182,13 @@ def as_json(entity: str, project: str) -> str:
     """Return the workspace in W&B's own JSON format, with its entity and project."""
     view = workspace(entity, project)._to_model()  # there is no public way without an account
     spec = view.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    document = {"entity": entity, "project": project, "name": NAME, "type": "project-view", "spec": spec}
+    document = {
+        "entity": entity,
+        "project": project,
+        "name": NAME,
+        "type": "project-view",
+        "spec": spec,
+    }
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
@@ -150,17 +203,29 @@ def push(entity: str, project: str) -> str:
             return str(workspace(entity or wandb.Api().default_entity or "", project).save().url)
     except Exception as error:  # errors of W&B, requests and GraphQL share no base class
         lines: Iterable[str] = str(error).strip().splitlines()
-        raise UserError(f"--push: Weights & Biases says: {next(iter(lines), type(error).__name__)}") from error
+        raise UserError(
+            f"--push: Weights & Biases says: {next(iter(lines), type(error).__name__)}"
+        ) from error
     raise UserError("--push: needs an API key: run `wandb login` or set WANDB_API_KEY")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the JSON or push it; return 2 after one line on bad input."""
-    parser = argparse.ArgumentParser(prog="python -m sweeps.dashboard", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--project", default=LoggerConfig().project, help="default: %(default)s, as logger.project")
+    parser = argparse.ArgumentParser(
+        prog="python -m sweeps.dashboard", description=__doc__.split("\n\n")[0]
+    )
+    parser.add_argument(
+        "--project", default=LoggerConfig().project, help="default: %(default)s, as logger.project"
+    )
     parser.add_argument("--entity", default="", help="user or team; default: the key's own")
-    parser.add_argument("--output", type=Path, help="file for the JSON; default: the terminal, and nothing with --push")
-    parser.add_argument("--push", action="store_true", help="save it as a view of the project; needs an API key")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="file for the JSON; default: the terminal, and nothing with --push",
+    )
+    parser.add_argument(
+        "--push", action="store_true", help="save it as a view of the project; needs an API key"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.output is not None:

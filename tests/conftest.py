@@ -34,7 +34,9 @@ NUMERICS = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--shapes`: it costs two thirds of the time of tests/model, so only `make test-shapes` gives it."""
-    parser.addoption("--shapes", action="store_true", help="check every annotated shape of the model")
+    parser.addoption(
+        "--shapes", action="store_true", help="check every annotated shape of the model"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 
 def product_of(*options: Iterable[Any]) -> list[Any]:
-    """Return a parameter set for every combination; those off the diagonal of the product are marked slow.
+    """Return a parameter set for every combination; those off the diagonal of the product are marked full.
 
     The diagonal takes the i-th value of every option. A shorter option starts again, shifted by its place in the list,
     so that options of one length meet in other pairs.
@@ -18,16 +18,18 @@ def product_of(*options: Iterable[Any]) -> list[Any]:
     Args:
         options: values of each parameter; a dictionary gives its keys.
     """
-    values = [list(one) for one in options]
-    diagonal = {
-        tuple((i + k * (i // len(one))) % len(one) for k, one in enumerate(values))
-        for i in range(max(map(len, values)))
-    }
-    return [
-        pytest.param(
-            *(one[i] for one, i in zip(values, places, strict=True)),
-            marks=() if places in diagonal else pytest.mark.full,
-            id="-".join(str(one[i]) for one, i in zip(values, places, strict=True)),
-        )
-        for places in product(*(range(len(one)) for one in values))
-    ]
+    lists = [list(values) for values in options]
+    diagonal = set()
+    for i in range(max(len(values) for values in lists)):
+        places = []
+        for k, values in enumerate(lists):
+            round_number = i // len(values)
+            places.append((i + k * round_number) % len(values))
+        diagonal.add(tuple(places))
+    parameters = []
+    for places in product(*(range(len(values)) for values in lists)):
+        chosen = [values[i] for values, i in zip(lists, places, strict=True)]
+        marks = () if places in diagonal else pytest.mark.full
+        name = "-".join(str(value) for value in chosen)
+        parameters.append(pytest.param(*chosen, marks=marks, id=name))
+    return parameters

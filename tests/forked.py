@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -16,6 +15,7 @@ from subprocess import CompletedProcess
 
 from txl_lightning.jobs import STOP_SIGNALS
 
+ROOT = Path(__file__).parents[1]
 PRELOADED = ["tests.training.recorded_run", "txl_lightning.cli", "wandb"]
 
 
@@ -55,36 +55,39 @@ class ForkedCommand:
             TimeoutError: the command still runs; it is killed.
         """
         self.process.join(timeout)
+        output = self.output.read_text()
+        errors = self.errors.read_text()
         if self.process.exitcode is None:
             self.process.kill()
-            raise TimeoutError(f"{self.words} still ran after {timeout} s: {self.errors.read_text()}")
-        return CompletedProcess(self.words, self.process.exitcode, self.output.read_text(), self.errors.read_text())
+            raise TimeoutError(f"{self.words} still ran after {timeout} s: {errors}")
+        return CompletedProcess(self.words, self.process.exitcode, output, errors)
 
 
 def start_module(directory: Path, module: str, *words: str, **variables: str) -> ForkedCommand:
     """Start `main()` of a module in `directory`, with words in `sys.argv` and additional environment variables."""
-    logs = [directory / f".{time.monotonic_ns()}.{name}" for name in ("out", "err")]
+    output = directory / f".{time.monotonic_ns()}.out"
+    errors = output.with_suffix(".err")
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    environment.update(variables)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1]), **variables}
-    arguments = (str(directory), module, list(words), environment, *map(str, logs))
-    process = context.Process(target=_run, args=arguments)
+    argv = [module, *words]
+    process = context.Process(target=_run, args=(directory, argv, environment, output, errors))
     process.start()
-    return ForkedCommand([module, *words], process, *logs)
+    return ForkedCommand(argv, process, output, errors)
 
 
 def _run(
-    directory: str, module: str, words: list[str], environment: Mapping[str, str], output: str, errors: str
+    directory: Path, argv: list[str], environment: dict[str, str], output: Path, errors: Path
 ) -> None:
-    for path, stream in ((output, sys.stdout), (errors, sys.stderr)):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(file, stream.fileno())
+    for path, stream in ((output, 1), (errors, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), stream)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
-    sys.argv = [module, *words]
-    sys.exit(importlib.import_module(module).main())
+    sys.argv = argv
+    sys.exit(importlib.import_module(argv[0]).main())

@@ -13,13 +13,24 @@ def words(directory: Path, *arguments: str) -> list[str]:
     """Return the words of `txl train -m` on a small text; its folder is `sweep`."""
     directory.mkdir(exist_ok=True)
     (directory / "text.txt").write_text(TEXT)
-    paths = (f"data.path={directory / 'text.txt'}", f"data.cache_dir={directory.parent / 'cache'}")
-    return ["train", "-m", *TINY, *SHORT, *paths, f"hydra.sweep.dir={directory / 'sweep'}", *arguments]
+    return [
+        "train",
+        "-m",
+        *TINY,
+        *SHORT,
+        f"data.path={directory}/text.txt",
+        f"data.cache_dir={directory.parent}/cache",
+        f"hydra.sweep.dir={directory}/sweep",
+        *arguments,
+    ]
 
 
 def written(directory: Path) -> dict[str, int]:
     """Return when the result of each job was written."""
-    return {path.parent.name: path.stat().st_mtime_ns for path in (directory / "sweep").glob("*/metrics.json")}
+    times = {}
+    for path in directory.glob("sweep/*/metrics.json"):
+        times[path.parent.name] = path.stat().st_mtime_ns
+    return times
 
 
 def results(directory: Path) -> dict[str, Any]:

@@ -24,7 +24,9 @@ from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import CONF, typed
 
 PRINT = "{_target_: hydra.utils.get_method, path: builtins.print}"
-FILES = "data.path=FOLDER/text.txt data.cache_dir=FOLDER/cache resume=FOLDER/run/checkpoints/last.ckpt"
+FILES = (
+    "data.path=FOLDER/text.txt data.cache_dir=FOLDER/cache resume=FOLDER/run/checkpoints/last.ckpt"
+)
 ABBREVIATIONS = {
     "TINY": "data=recall profile=smoke logger=none",
     "PL.": "lightning.pytorch.callbacks.",
@@ -55,7 +57,10 @@ def expanded(words: str) -> list[str]:
 def prepare(folder: Path) -> None:
     """Write the files that the commands name."""
     files(folder, {"empty.txt": "", "short.txt": "too short for sixteen streams\n"})
-    files(folder, {"old/checkpoints/last.ckpt": "", "text.txt": "text" * 50, "latin.txt": b"caf\xe9 " * 50})
+    files(
+        folder,
+        {"old/checkpoints/last.ckpt": "", "text.txt": "text" * 50, "latin.txt": b"caf\xe9 " * 50},
+    )
 
 
 def check_nothing_is_written(folder: Path) -> None:

@@ -53,20 +53,26 @@ def test_the_help_of_a_command_has_a_meaning_for_every_option(command: str) -> N
     assert len(lines) > len(groups)
 
 
-@pytest.mark.parametrize("words", [["--version"], ["train", "--version"], ["train", "seed=1", "--version"]])
+@pytest.mark.parametrize(
+    "words", [["--version"], ["train", "--version"], ["train", "seed=1", "--version"]]
+)
 def test_the_version(words: list[str]) -> None:
     assert run_txl(*words) == (0, f"txl_lightning {__version__}\n", "")
 
 
 def test_the_environment() -> None:
     said = run_txl("env").out
-    assert said.startswith(f"txl_lightning {__version__} in {Path(txl_lightning.__file__).parent}\nPython 3.")
+    assert said.startswith(
+        f"txl_lightning {__version__} in {Path(txl_lightning.__file__).parent}\nPython 3."
+    )
     assert f"torch {version('torch')}, lightning {version('lightning')}, hydra-core 1.3." in said
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:
     words = [sys.executable, "-m", "txl_lightning.cli", "--help"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
         command.stdout.close()  # type: ignore[union-attr]
         assert command.communicate()[1] == ""
 
@@ -97,10 +103,14 @@ def own_configs(directory: Path) -> None:
     files(directory, own)
 
 
-@pytest.mark.parametrize("where", [["--config-dir", "own"], ["hydra.searchpath=[own]"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "where", [["--config-dir", "own"], ["hydra.searchpath=[own]"]], ids=" ".join
+)
 def test_own_files_of_groups_lie_anywhere(tmp_path: Path, where: list[str]) -> None:
     own_configs(tmp_path)
-    success("train", *where, "logger=none", "experiment=mine", "hydra.run.dir=run", directory=tmp_path)
+    success(
+        "train", *where, "logger=none", "experiment=mine", "hydra.run.dir=run", directory=tmp_path
+    )
     used = OmegaConf.load(tmp_path / "run/config.yaml")
     assert (used.trainer.max_steps, used.data.path) == (4, str(tmp_path / "text.txt"))
 
@@ -108,13 +118,18 @@ def test_own_files_of_groups_lie_anywhere(tmp_path: Path, where: list[str]) -> N
 def test_a_fault_in_an_own_file_is_one_line(tmp_path: Path) -> None:
     own_configs(tmp_path)
     said = refusal("train", "--config-dir=own", "experiment=unknown", directory=tmp_path)
-    assert said == "txl train: trainer.max_stepz=4: no such option, did you mean trainer.max_steps?\n"
+    assert (
+        said == "txl train: trainer.max_stepz=4: no such option, did you mean trainer.max_steps?\n"
+    )
 
 
 def test_an_own_file_with_the_name_of_one_of_ours_is_refused(tmp_path: Path) -> None:
     own_configs(tmp_path)
     (tmp_path / "own/data/ptb.yaml").write_text("defaults: [file]\npath: text.txt\n")
-    for words in (["--config-dir", "own", "experiment=mine"], ["-m", "hydra.searchpath=[own]", "seed=1,2"]):
+    for words in (
+        ["--config-dir", "own", "experiment=mine"],
+        ["-m", "hydra.searchpath=[own]", "seed=1,2"],
+    ):
         refused = refusal("train", *words, directory=tmp_path)
         assert "own/data/ptb.yaml: has the name of a file of txl_lightning" in refused
 
@@ -123,7 +138,13 @@ def test_sweeper_params_without_a_multirun_are_reported(tmp_path: Path) -> None:
     own_configs(tmp_path)
     sweep = "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"
     (tmp_path / "own/experiment/sweep.yaml").write_text(sweep)
-    words = ("experiment=sweep", *TINY, "data.path=text.txt", "data.cache_dir=cache", "hydra.run.dir=run")
+    words = (
+        "experiment=sweep",
+        *TINY,
+        "data.path=text.txt",
+        "data.cache_dir=cache",
+        "hydra.run.dir=run",
+    )
     done = success("train", "--config-dir=own", *words, directory=tmp_path)
     assert "hydra.sweeper.params has no effect without -m: this is one run" in done.err
 
@@ -160,7 +181,9 @@ MULTIRUN = ["train", "-m", "hydra.sweep.dir=run", "seed=1,2"]
 
 
 @pytest.mark.parametrize("words", [*WRITERS, MULTIRUN], ids=" ".join)
-def test_a_folder_into_which_another_command_writes_is_refused(tmp_path: Path, words: list[str]) -> None:
+def test_a_folder_into_which_another_command_writes_is_refused(
+    tmp_path: Path, words: list[str]
+) -> None:
     with locked(tmp_path / "run"):
         refused = refusal(*words, directory=tmp_path)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]  # nothing of Hydra
@@ -169,7 +192,9 @@ def test_a_folder_into_which_another_command_writes_is_refused(tmp_path: Path, w
 
 @pytest.mark.parametrize("link", ["checkpoints", "validation.jsonl", ".hydra"])
 @pytest.mark.parametrize("words", [["evaluate"], ["train", "-m"]], ids=" ".join)
-def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path, words: list[str], link: str) -> None:
+def test_nothing_is_written_or_deleted_through_a_link(
+    tmp_path: Path, words: list[str], link: str
+) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("kept")
@@ -184,7 +209,9 @@ def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path, words: lis
     assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("file", "kept")]
 
 
-def test_a_command_holds_the_lock_of_its_folder_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_holds_the_lock_of_its_folder_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(options: object, directory: Path) -> list[str]:
         with pytest.raises(UserError, match="another command writes"), locked(directory):
             pass
@@ -233,6 +260,8 @@ def test_a_rank_of_a_command_that_is_not_shared_has_a_folder_of_its_own(
 ) -> None:
     folders = []
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("txl_lightning.evaluation.speed.run", lambda options, folder: folders.append(folder) or [])
+    monkeypatch.setattr(
+        "txl_lightning.evaluation.speed.run", lambda options, folder: folders.append(folder) or []
+    )
     success("speed", directory=tmp_path)
     assert folders[0].parent.parent.name == "outputs"

@@ -40,7 +40,9 @@ def test_bash_completes_commands_options_groups_and_values(tmp_path: Path) -> No
     variables = dict(os.environ)
     variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     lines = "".join(f"{line}\n" for line in COMPLETED)
-    done = subprocess.run(["bash", "-c", COMPLETE], env=variables, input=lines, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", COMPLETE], env=variables, input=lines, capture_output=True, text=True
+    )
     registered, *completed = done.stdout.splitlines()
     assert registered.endswith("-F hydra_bash_completion txl")
     assert completed == list(COMPLETED.values())

@@ -94,7 +94,9 @@ def test_every_choice_of_logger_makes_its_class(name: str, tmp_path: Path) -> No
     config = composed(f"logger={name}")
     assert list(config.logger.each) == ([] if name == "none" else [name])
     if name in ("tensorboard", "mlflow") and find_spec(name) is None:
-        with pytest.raises(OptionError, match=rf"logger\.{name}=.* cannot be made: ModuleNotFoundError: .*{name}"):
+        with pytest.raises(
+            OptionError, match=rf"logger\.{name}=.* cannot be made: ModuleNotFoundError: .*{name}"
+        ):
             lightning_loggers(config, tmp_path)
         return
     made = lightning_loggers(config, tmp_path)  # tests/training/test_wandb_run.py starts W&B
@@ -105,7 +107,9 @@ def test_every_choice_of_logger_makes_its_class(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", choices("optimizer"))
 def test_every_choice_of_optimizer_makes_its_class(name: str) -> None:
     config = composed(f"optimizer={name}", "profile=smoke", "model=txl_smoke").optimizer
-    model = TransformerXL(TransformerXLConfig(vocab_size=8, n_layer=1, d_model=4, n_head=1, d_head=4, d_inner=4))
+    model = TransformerXL(
+        TransformerXLConfig(vocab_size=8, n_layer=1, d_model=4, n_head=1, d_head=4, d_inner=4)
+    )
     optimizer, schedule = make_optimizer(model, config, max_steps=10, fused=False)
     assert type(optimizer).__name__.lower().startswith(name)
     assert schedule.optimizer is optimizer
@@ -154,7 +158,12 @@ def test_every_command_has_the_common_settings_of_hydra() -> None:
         (BYTES, "model=txl_enwik8_base", 41_055_949, 0),
         (WIKITEXT, "profile=gpu", 60_292_242, 0),  # as conf/model/txl_gpu.yaml says
         # As the paper rounds them.
-        (WIKITEXT, "model=txl_wt103_large", 257e6, 0.12),  # the same sizes in Hugging Face's class are 285M too
+        (
+            WIKITEXT,
+            "model=txl_wt103_large",
+            257e6,
+            0.12,
+        ),  # the same sizes in Hugging Face's class are 285M too
         (WIKITEXT, "model=txl_wt103_128m", 128e6, 0.01),
         (BYTES, "model=txl_enwik8_18l", 88e6, 0.01),
         (BYTES, "model=txl_enwik8_large", 277e6, 0.01),

@@ -24,7 +24,13 @@ from txl_lightning.evaluation.models import architecture
 from txl_lightning.evaluation.options import AttentionOptions, GenerateOptions
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
-from txl_lightning.model.encodings import ENCODINGS, AlRfouEncoding, Encoding, LayerPositions, RelativeEncoding
+from txl_lightning.model.encodings import (
+    ENCODINGS,
+    AlRfouEncoding,
+    Encoding,
+    LayerPositions,
+    RelativeEncoding,
+)
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.positions import distances_of_keys
 from txl_lightning.recl.windows import window_reader
@@ -71,7 +77,9 @@ def test_every_command_has_it(tmp_path: Path) -> None:
     evaluation = evaluated(path, tmp_path, splits=["test"], mem_len=32, same_length=True)
     assert evaluation["evaluation"]["mem_len"] == 32
     assert recl(tmp_path, path)["models"]
-    assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=LoggerConfig()), tmp_path)
+    assert attention(
+        AttentionOptions(path, mem_len=16, max_segments=4, logger=LoggerConfig()), tmp_path
+    )
     generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path, write=lambda _: None)
     assert len(json.loads((tmp_path / "generation.json").read_text())["samples"]) == 1
 
@@ -95,7 +103,9 @@ def test_a_checkpoint_cannot_import_code(tmp_path: Path, monkeypatch: pytest.Mon
         load_trained(tmp_path / "run/checkpoints/last.ckpt")
 
 
-def test_a_custom_encoding_can_be_absolute_with_a_table_and_initialize_itself(tmp_path: Path) -> None:
+def test_a_custom_encoding_can_be_absolute_with_a_table_and_initialize_itself(
+    tmp_path: Path,
+) -> None:
     @register_encoding("own", absolute=True, table="positions")
     class Own(AlRfouEncoding):
         def initialize(self) -> None:

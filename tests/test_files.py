@@ -32,7 +32,9 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
-def test_a_file_that_did_not_reach_the_disk_leaves_the_old_one(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_file_that_did_not_reach_the_disk_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     path = tmp_path / "a"
     path.write_text("old")
     monkeypatch.setattr(files.os, "fsync", Mock(side_effect=OSError("No space left on device")))
@@ -77,7 +79,9 @@ def test_caches_are_where_the_variables_say(
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_one_process_at_a_time_writes_into_a_folder(tmp_path: Path, monkeypatch: Patch, wait: bool) -> None:
+def test_one_process_at_a_time_writes_into_a_folder(
+    tmp_path: Path, monkeypatch: Patch, wait: bool
+) -> None:
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.2)
     with files.locked(tmp_path):
         second = files.locked(tmp_path, wait)
@@ -85,7 +89,9 @@ def test_one_process_at_a_time_writes_into_a_folder(tmp_path: Path, monkeypatch:
             second.__enter__()
 
 
-def test_a_file_system_without_locks_is_used_without_one(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_file_system_without_locks_is_used_without_one(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     unsupported = Mock(side_effect=OSError(errno.ENOSYS, "no locks"))
     monkeypatch.setattr(files.fcntl, "flock", unsupported)
     with files.locked(tmp_path), files.locked(tmp_path):

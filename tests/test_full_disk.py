@@ -27,7 +27,9 @@ def metrics(run: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_a_training_without_checkpoints_fails_and_completes_later(tmp_path: Path, devices: int) -> None:
+def test_a_training_without_checkpoints_fails_and_completes_later(
+    tmp_path: Path, devices: int
+) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     words = [
         "train",
@@ -60,7 +62,13 @@ BEST = "FOLDER/run/checkpoints/best.ckpt"  # FOLDER is the folder of a trained r
 COMMANDS = {
     "train": ("data=file", "data.path=FOLDER/text.txt", "data.level=byte"),
     "evaluate": (f"checkpoint={BEST}",),
-    "recl": (f"checkpoints=[{BEST}]", "first_context=8", "step=8", "max_context=16", "n_positions=8"),
+    "recl": (
+        f"checkpoints=[{BEST}]",
+        "first_context=8",
+        "step=8",
+        "max_context=16",
+        "n_positions=8",
+    ),
     "attention": (f"checkpoint={BEST}",),
     "generate": (f"checkpoint={BEST}", "prompt=line", "n_tokens=1"),
 }
@@ -90,7 +98,9 @@ def test_a_command_that_cannot_even_write_its_message_fails(tmp_path: Path) -> N
         ("generate", (200, "hydra.output_subdir=null")),
     ],
 )
-def test_a_command_that_cannot_write_ends_with_one_line(tmp_path: Path, command: str, limit: tuple) -> None:
+def test_a_command_that_cannot_write_ends_with_one_line(
+    tmp_path: Path, command: str, limit: tuple
+) -> None:
     size, *more = limit
     words = [command, *in_trained_folder(COMMANDS[command]), "hydra.run.dir=run", *more]
     done = limited(tmp_path, size, *words)
@@ -103,14 +113,24 @@ def test_a_command_that_cannot_write_ends_with_one_line(tmp_path: Path, command:
 
 # The file that does not fit, the folder where it is written, the command.
 LARGE_RESULTS = [
-    ("out", ".", ("convert", f"source={BEST}", "source_format=txl", "target=out", "target_format=original")),
-    ("losses_train.npz", "run", ("evaluate", f"checkpoint={BEST}", "losses=true", "splits=[train]")),
+    (
+        "out",
+        ".",
+        ("convert", f"source={BEST}", "source_format=txl", "target=out", "target_format=original"),
+    ),
+    (
+        "losses_train.npz",
+        "run",
+        ("evaluate", f"checkpoint={BEST}", "losses=true", "splits=[train]"),
+    ),
     ("attention.npz", "run", ("attention", f"checkpoint={BEST}", "logger=none")),
 ]
 
 
 @pytest.mark.parametrize(("name", "folder", "words"), LARGE_RESULTS)
-def test_a_large_result_is_whole_or_absent(tmp_path: Path, name: str, folder: str, words: tuple[str, ...]) -> None:
+def test_a_large_result_is_whole_or_absent(
+    tmp_path: Path, name: str, folder: str, words: tuple[str, ...]
+) -> None:
     where = (f"hydra.run.dir={folder}", "hydra.output_subdir=null")
     done = limited(tmp_path, 2400, *in_trained_folder(words), *where)
     assert done.returncode == 2

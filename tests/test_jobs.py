@@ -63,7 +63,13 @@ def test_every_end_of_a_process_is_named_and_leaves_the_others() -> None:
 def test_jobs_run_after_the_jobs_that_they_need() -> None:
     record = Record()
     failing = Call("fails", "exit 1")
-    engine = run(failing, Call("needs it", needs=("fails",)), Call("a"), Call("reads a", needs=("a",)), record=record)
+    engine = run(
+        failing,
+        Call("needs it", needs=("fails",)),
+        Call("a"),
+        Call("reads a", needs=("a",)),
+        record=record,
+    )
     assert list(record.started) == ["fails", "a", "reads a"]
     assert engine.failed["needs it"] == "needs it was not run: it needs fails"
 
@@ -90,7 +96,10 @@ def test_processes_that_a_job_leaves_behind_end_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "status"),
-    [("sleep 600", -signal.SIGTERM), ("trap '' TERM; while :; do sleep 600; done", -signal.SIGKILL)],
+    [
+        ("sleep 600", -signal.SIGTERM),
+        ("trap '' TERM; while :; do sleep 600; done", -signal.SIGKILL),
+    ],
 )
 def test_a_signal_ends_a_job_with_its_children(line: str, status: int) -> None:
     record = Record()

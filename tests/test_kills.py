@@ -28,7 +28,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 RANKS = {"run": 1, "two ranks": 2}
 # Numbers that differ between two runs of one command.
 VARYING = ("seconds", "peak_memory_bytes", "prompt_seconds", "tokens_per_second", "checkpoint")
-STEPS = ("trainer.max_steps=24", "trainer.val_every_n_steps=8", "checkpoint.every_n_steps=2", "model.dropout=0.2")
+STEPS = (
+    "trainer.max_steps=24",
+    "trainer.val_every_n_steps=8",
+    "checkpoint.every_n_steps=2",
+    "model.dropout=0.2",
+)
 
 
 def start(folder: Path, kind: str) -> ForkedCommand:
@@ -41,7 +46,11 @@ def start(folder: Path, kind: str) -> ForkedCommand:
         command += ["trainer.devices=1,2", "hydra.launcher.max_parallel=2"]
     else:
         command = [word for word in command if word != "-m" and "sweep" not in word]
-        command += [f"trainer.devices={RANKS[kind]}", f"hydra.run.dir={folder / 'run'}", "resume=auto"]
+        command += [
+            f"trainer.devices={RANKS[kind]}",
+            f"hydra.run.dir={folder / 'run'}",
+            "resume=auto",
+        ]
     return start_module(folder, "txl_lightning.cli", *command)
 
 
@@ -119,7 +128,9 @@ def run_once(folder: Path, kind: str, signal_number: int | None, moment: float) 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", [*RANKS, "multirun", "reproduction"])
-def test_what_was_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path: Path, kind: str) -> None:
+def test_what_was_killed_at_random_moments_ends_as_if_nothing_had_happened(
+    tmp_path: Path, kind: str
+) -> None:
     began = time.monotonic()
     start(tmp_path / "whole", kind).succeed()
     seconds = time.monotonic() - began
@@ -135,9 +146,13 @@ def test_what_was_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_p
         status = -1
         while status != 0:
             signal_number = chance.choice(SIGNALS) if n_killed < KILLS else None
-            status, killed = run_once(folder, kind, signal_number, chance.uniform(0.05, 1.0) * seconds)
+            status, killed = run_once(
+                folder, kind, signal_number, chance.uniform(0.05, 1.0) * seconds
+            )
             n_killed += killed
-            assert finished_jobs.items() <= written(folder).items()  # no job ran to its end a second time
+            assert (
+                finished_jobs.items() <= written(folder).items()
+            )  # no job ran to its end a second time
             finished_jobs = written(folder)
         assert_same(results(folder), whole)
 

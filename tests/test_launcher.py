@@ -32,7 +32,12 @@ def start(directory: Path, *arguments: str, **variables: str) -> ForkedCommand:
 @pytest.mark.slow
 def test_a_failed_job_does_not_stop_the_others_and_is_reported(tmp_path: Path) -> None:
     """Each good job is a run of its own in one W&B group."""
-    arguments = ("memory.mem_len=8,-1,0", "logger=wandb", "hydra.launcher.max_parallel=2", "hydra.sweep.dir=sweep")
+    arguments = (
+        "memory.mem_len=8,-1,0",
+        "logger=wandb",
+        "hydra.launcher.max_parallel=2",
+        "hydra.sweep.dir=sweep",
+    )
     done = start(tmp_path, *arguments, WANDB_RUN_ID="one", WANDB_MODE="offline").finish()
     assert done.returncode == 1
     line, summary = done.stderr.splitlines()[-2:]
@@ -46,7 +51,9 @@ def test_a_failed_job_does_not_stop_the_others_and_is_reported(tmp_path: Path) -
         metrics = json.loads((tmp_path / f"sweep/{number}/metrics.json").read_text())
         assert metrics["evaluation"]["mem_len"] == mem_len
         (run,) = wandb_files.run_files(tmp_path / f"sweep/{number}")
-        (record,) = [text for text in map(json.dumps, wandb_files.records(run)) if '"run_group"' in text]
+        (record,) = [
+            text for text in map(json.dumps, wandb_files.records(run)) if '"run_group"' in text
+        ]
         assert '"sweep"' in record
         runs.add(run.name)
     assert len(runs) == 2
@@ -68,9 +75,13 @@ def jobs_of(process: ForkedCommand) -> list[psutil.Process]:
         pytest.param(SIGHUP, marks=pytest.mark.full),
     ],
 )
-def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_all_jobs_and_is_the_exit_status(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     """The jobs save, also if the multirun is killed."""
-    process = start(tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2")
+    process = start(
+        tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2"
+    )
     curves = [tmp_path / f"sweep/{i}/validation.jsonl" for i in (0, 1)]
     while process.poll() is None and not all(curve.exists() for curve in curves):
         time.sleep(0.1)
@@ -102,7 +113,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "launcher",
     ["basic", "process", pytest.param("submitit_local", marks=pytest.mark.full)],
 )
-def test_finished_jobs_are_skipped_and_stopped_ones_resume(tmp_path: Path, whole: Path, launcher: str) -> None:
+def test_finished_jobs_are_skipped_and_stopped_ones_resume(
+    tmp_path: Path, whole: Path, launcher: str
+) -> None:
     """Job 0 has finished, job 1 was killed after its last checkpoint, job 2 before its first."""
     success(*words(tmp_path, "hydra/launcher=basic", "seed=1,2"), directory=tmp_path)
     before = written(tmp_path)
@@ -119,7 +132,9 @@ def test_jobs_are_found_by_their_options_and_new_ones_get_a_folder(tmp_path: Pat
     before = written(tmp_path)
     assert run_txl(*words(tmp_path, "seed=3,1,2,-1")).status == 1
     assert written(tmp_path) == {**before, "2": written(tmp_path)["2"]}
-    states = {job["overrides"]["seed"]: (job["job"], job["state"]) for job in results(tmp_path)["jobs"]}
+    states = {
+        job["overrides"]["seed"]: (job["job"], job["state"]) for job in results(tmp_path)["jobs"]
+    }
     done = "finished"
     assert states == {"1": ("0", done), "2": ("1", done), "3": ("2", done), "-1": ("3", "failed")}
     (error,) = [job["error"] for job in results(tmp_path)["jobs"] if "error" in job]
@@ -143,13 +158,19 @@ def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path, launcher: s
 
 @pytest.mark.slow
 def test_a_job_knows_its_number_and_its_folder_may_be_nested(tmp_path: Path) -> None:
-    arguments = ("seed=${hydra:job.num}", "memory=on,off", "hydra.sweep.subdir='a ${hydra:job.num}/b'")
+    arguments = (
+        "seed=${hydra:job.num}",
+        "memory=on,off",
+        "hydra.sweep.subdir='a ${hydra:job.num}/b'",
+    )
     success(*words(tmp_path, *arguments), directory=tmp_path)
     found = {job["job"]: job["overrides"]["seed"] for job in results(tmp_path)["jobs"]}
     assert found == {"a 0/b": "0", "a 1/b": "1"}
 
 
-def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SLURM starts the task once for each rank; the first one holds the lock and writes the record."""
     register()
     config = composition("config", ["data=file", "data.path=text.txt"])

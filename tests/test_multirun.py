@@ -83,7 +83,9 @@ def test_jobs_that_differ_in_the_seed_alone_have_a_mean_and_a_spread(tmp_path: P
 
 
 def test_failed_and_stopped_jobs_are_in_the_table(tmp_path: Path) -> None:
-    finished(tmp_path, 0, {"seed": 1}, {"val/nll": 1.0, "val/bpb": 1.0, "steps": 3, "ended_by": "Timer"})
+    finished(
+        tmp_path, 0, {"seed": 1}, {"val/nll": 1.0, "val/bpb": 1.0, "steps": 3, "ended_by": "Timer"}
+    )
     failed = JobFolder(tmp_path / "1")
     failed.begin(["seed=-1"], {"seed": -1})
     failed.fail("seed=-1: must be an integer >= 0")
@@ -125,7 +127,9 @@ def experiments(folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sweep", ["data.vocab_size=choice(258,330)", "experiment=choice(few,many)"])
+@pytest.mark.parametrize(
+    "sweep", ["data.vocab_size=choice(258,330)", "experiment=choice(few,many)"]
+)
 def test_optuna_chooses_the_fewest_bits_per_byte(tmp_path: Path, sweep: str) -> None:
     grid = ("hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=2")
     level = [] if "experiment" in sweep else ["data.level=bpe"]
@@ -160,7 +164,9 @@ def test_a_grid_without_comparable_losses_has_no_order_and_a_search_over_it_fail
 
 
 @pytest.mark.slow
-def test_every_job_has_the_precision_of_the_first_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_job_has_the_precision_of_the_first_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = iter(["bf16-mixed", "32-true"] * 2)
     monkeypatch.setattr(hardware, "fastest_precision", lambda accelerator: next(answers))
     multirun(tmp_path, "trainer.precision=auto", "seed=1,2")
@@ -175,7 +181,12 @@ def test_the_search_for_recipes_reads_the_whole_validation_split(tmp_path: Path)
     """A job of `laptop_search` validates on as many tokens as the split has."""
     (tmp_path / "text.txt").write_text(TEXT)
     small = [word for word in TINY if not word.startswith(("profile", "evaluation", "trainer.val"))]
-    small += ["trainer=cpu", "trainer.precision=32-true", "trainer.max_steps=2", "optimizer.warmup_steps=0"]
+    small += [
+        "trainer=cpu",
+        "trainer.precision=32-true",
+        "trainer.max_steps=2",
+        "optimizer.warmup_steps=0",
+    ]
     small += [
         "context_curve.every_n_steps=null",
         "evaluation.batch_size=1",
@@ -193,14 +204,19 @@ def test_the_search_for_recipes_reads_the_whole_validation_split(tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["hydra.sweeper.direction=[minimize,maximize]"], "hydra.sweeper.direction=['minimize', 'maximize']: must be"),
+        (
+            ["hydra.sweeper.direction=[minimize,maximize]"],
+            "hydra.sweeper.direction=['minimize', 'maximize']: must be",
+        ),
         (
             ["hydra/sweeper/sampler=grid", "optimizer.lr=interval(1e-4, 1e-2)"],
             "optimizer.lr=interval(1e-4, 1e-2): a grid needs values: choice(…) or range(…)",
         ),
     ],
 )
-def test_a_search_whose_jobs_would_all_fail_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_a_search_whose_jobs_would_all_fail_is_refused(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
     assert said in refusal(*words(tmp_path, "hydra/sweeper=optuna", *arguments), directory=tmp_path)
     assert not list(tmp_path.glob("sweep/*/*"))
 
@@ -209,9 +225,16 @@ def test_slurm_gives_every_device_a_task() -> None:
     from hydra import compose, initialize_config_dir
 
     register()
-    overrides = ["hydra/launcher=slurm", "trainer.devices=4", "hydra.launcher.partition=gpu", "hydra.job.name=cli"]
+    overrides = [
+        "hydra/launcher=slurm",
+        "trainer.devices=4",
+        "hydra.launcher.partition=gpu",
+        "hydra.job.name=cli",
+    ]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=[*overrides, "hydra.sweep.dir=sweep"], return_hydra_config=True)
+        config = compose(
+            "config", overrides=[*overrides, "hydra.sweep.dir=sweep"], return_hydra_config=True
+        )
     launcher = config.hydra.launcher
     assert (launcher.tasks_per_node, launcher.gpus_per_node, launcher.partition) == (4, 4, "gpu")
     assert launcher.submitit_folder == "sweep/.submitit/%j"

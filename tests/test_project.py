@@ -77,7 +77,15 @@ esac"""
 
 def test_make_makes_a_half_made_environment_again(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
-    files(tmp_path, {"constraints.txt": "torch==0\n", "pyproject.toml": "", ".venv/bin/python": STUB, "python": STUB})
+    files(
+        tmp_path,
+        {
+            "constraints.txt": "torch==0\n",
+            "pyproject.toml": "",
+            ".venv/bin/python": STUB,
+            "python": STUB,
+        },
+    )
     (tmp_path / ".venv/bin/python").chmod(0o755)  # stopped before it had pip
     (tmp_path / "python").chmod(0o755)
     # Forget the make that runs the tests.

@@ -6,10 +6,21 @@ from tests.alone import printed
 from tests.docs.pages import ROOT, blocks
 
 FRAMEWORK = {
-    *("lightning", "lightning_fabric", "hydra", "omegaconf", "wandb", "torchmetrics", "datasets", "matplotlib"),
+    *(
+        "lightning",
+        "lightning_fabric",
+        "hydra",
+        "omegaconf",
+        "wandb",
+        "torchmetrics",
+        "datasets",
+        "matplotlib",
+    ),
     *("tokenizers", "transformers", "safetensors", "jinja2", "jsonschema", "psutil"),
 }
-BLOCK = "import sys\nsys.modules |= dict.fromkeys({names!r})\n"  # an import of None is an ImportError
+BLOCK = (
+    "import sys\nsys.modules |= dict.fromkeys({names!r})\n"  # an import of None is an ImportError
+)
 TRANSFORMER_XL = """
 from txl_lightning import TransformerXL, TransformerXLConfig, recl
 
@@ -35,8 +46,14 @@ print(*((of_model[1.0].value, of_model[1.0].at_least) for of_model in lengths.va
 
 @pytest.mark.slow
 def test_the_example_of_the_page_measures_without_the_framework() -> None:
-    (example,) = (code for code in blocks(ROOT / "docs/effective-context.md", "python") if "txl_lightning.recl" in code)
-    nll, lengths = printed("-c", BLOCK.format(names=FRAMEWORK) + example + TRANSFORMER_XL).split("]")
+    (example,) = (
+        code
+        for code in blocks(ROOT / "docs/effective-context.md", "python")
+        if "txl_lightning.recl" in code
+    )
+    nll, lengths = printed("-c", BLOCK.format(names=FRAMEWORK) + example + TRANSFORMER_XL).split(
+        "]"
+    )
     assert [round(float(loss), 2) for loss in nll.strip("[").split(",")] == [2.08, *[1.57] * 4]
     assert lengths.split() == ["48", "48"]
 

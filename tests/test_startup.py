@@ -15,7 +15,14 @@ from tests.training.small_run import trained
 SLOW = ("lightning", "torchmetrics", "torch._dynamo", "sympy", "datasets", "wandb")
 COMMANDS = {
     "evaluate": ("checkpoint=BEST",),
-    "recl": ("checkpoints=[BEST]", "first_context=8", "step=8", "max_context=16", "n_positions=8", "logger=none"),
+    "recl": (
+        "checkpoints=[BEST]",
+        "first_context=8",
+        "step=8",
+        "max_context=16",
+        "n_positions=8",
+        "logger=none",
+    ),
     "generate": ("checkpoint=BEST", "prompt=line", "n_tokens=5"),
     "attention": ("checkpoint=BEST", "logger=none"),
     "convert": ("source=BEST", "source_format=txl", "target=out", "target_format=original"),
@@ -52,8 +59,13 @@ def test_the_front_door_has_the_names_of_the_rooms() -> None:
 def test_commands_that_do_not_train_import_nothing_slow(tmp_path: Path) -> None:
     """Run them one after the other in one process, whose modules are listed after each."""
     best = str(trained() / "run/checkpoints/best.ckpt")
-    given = {command: [word.replace("BEST", best) for word in words] for command, words in COMMANDS.items()}
+    given = {
+        command: [word.replace("BEST", best) for word in words]
+        for command, words in COMMANDS.items()
+    }
     lines = [[command, *words, f"hydra.run.dir={command}"] for command, words in given.items()]
     said = printed("-c", PROGRAM, json.dumps(lines), directory=tmp_path).splitlines()
     found = [json.loads(line) for line in said if line.startswith('["')]
-    assert [(command, {*SLOW} & {*modules}) for command, modules in found] == [(command, set()) for command in COMMANDS]
+    assert [(command, {*SLOW} & {*modules}) for command, modules in found] == [
+        (command, set()) for command in COMMANDS
+    ]

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-INSPECT = (str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json")
+WANDB = str(Path(sys.executable).parent / "wandb")
 
 
 def run_files(directory: Path) -> list[Path]:
@@ -19,12 +19,13 @@ def run_files(directory: Path) -> list[Path]:
     files = sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
     deadline = time.monotonic() + 60
     for file in files:
-        while not _has_ended(file):
+        while '"type":"exit"' not in _inspect(file).replace(" ", ""):
             assert time.monotonic() < deadline, file
             time.sleep(0.1)
     return files
 
 
+@cache
 def records(run: Path) -> list[dict[str, Any]]:
     """Return every record of a run."""
     return [json.loads(line) for line in _inspect(run).splitlines()]
@@ -53,15 +54,10 @@ def artifacts(run: Path) -> dict[str, dict[str, Any]]:
     return last
 
 
-def _has_ended(run: Path) -> bool:
-    done = subprocess.run([*INSPECT, str(run)], capture_output=True, text=True)
-    if done.returncode != 0:  # a record is being written
-        return False
-    kinds = [json.loads(line)["type"] for line in done.stdout.splitlines()]
-    return "exit" in kinds
-
-
-@cache
 def _inspect(run: Path, *arguments: str) -> str:
-    command = [*INSPECT, *arguments, str(run)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    """Return what W&B reads of a file; nothing while a record is being written."""
+    command = [WANDB, "leet", "inspect", "--json", *arguments, str(run)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        return ""
+    return done.stdout

@@ -6,11 +6,10 @@ python -m tests.weights --write [ROOM ...]   lower the limits of these rooms, or
 A limit never rises. A new room gets a row; the row of a room that is gone is dropped.
 """
 
-import argparse
 import ast
+import sys
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_name("weights.txt")
@@ -18,6 +17,7 @@ TABLE = Path(__file__).with_name("weights.txt")
 DIVIDED = ("txl_lightning", "experiments", "tests")
 WHOLE = ("benchmarks", "docs", "examples", "hydra_plugins", "sweeps")
 
+MEASURES = ("nodes", "packed lines", "long functions")
 PACKED_NODES = 20
 LONG_NODES = 300
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -29,16 +29,8 @@ HEAD = """\
 """
 
 
-class Weight(NamedTuple):
-    """Measures of a file or room."""
-
-    nodes: int
-    packed_lines: int
-    long_functions: int
-
-
-def weigh(source: str) -> Weight:
-    """Return the measures of a module; docstrings, comments and Load/Store/Del do not count."""
+def weigh(source: str) -> list[int]:
+    """Return MEASURES of a module; docstrings, comments and Load/Store/Del do not count."""
     nodes = syntax_nodes(ast.parse(source))
     for node in tuple(nodes):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
@@ -51,7 +43,7 @@ def weigh(source: str) -> Weight:
         if isinstance(node, FUNCTIONS) and len(syntax_nodes(node)) > LONG_NODES:
             long_functions += 1
     packed = [n for n in nodes_on_line.values() if n > PACKED_NODES]
-    return Weight(len(nodes), len(packed), long_functions)
+    return [len(nodes), len(packed), long_functions]
 
 
 def syntax_nodes(tree: ast.AST) -> list[ast.AST]:
@@ -59,84 +51,62 @@ def syntax_nodes(tree: ast.AST) -> list[ast.AST]:
     return [node for node in ast.walk(tree) if not isinstance(node, ast.expr_context)]
 
 
-def room_of(path: Path) -> str:
-    """Return the room of a file; the path is relative to the root of the project."""
-    folders = path.parts[:-1]
-    if folders[0] in DIVIDED:
-        return "/".join(folders[:2])
-    return folders[0]
-
-
-def weigh_rooms(root: Path = ROOT) -> dict[str, Weight]:
-    """Return the measures of every room of a checkout."""
-    rooms: dict[str, Weight] = {}
+def weigh_rooms() -> dict[str, list[int]]:
+    """Return the measures of every room of the project."""
+    rooms: dict[str, list[int]] = {}
     for folder in DIVIDED + WHOLE:
-        for path in (root / folder).rglob("*.py"):
-            room = room_of(path.relative_to(root))
-            before = rooms.get(room, Weight(0, 0, 0))
-            file = weigh(path.read_text("utf-8"))
-            rooms[room] = Weight(*map(sum, zip(before, file, strict=True)))
+        for path in (ROOT / folder).rglob("*.py"):
+            folders = path.relative_to(ROOT).parts[:-1]
+            room = "/".join(folders[:2]) if folder in DIVIDED else folder
+            total = rooms.setdefault(room, [0, 0, 0])
+            for i, n in enumerate(weigh(path.read_text("utf-8"))):
+                total[i] += n
     return rooms
 
 
-def row(room: str, weight: Weight) -> str:
-    """Return a line of the table."""
-    nodes, packed_lines, long_functions = weight
-    return f"{room:<30} {nodes:>7} {packed_lines:>4} {long_functions:>3}\n"
-
-
-def write_table(limits: dict[str, Weight]) -> str:
-    """Return the table of limits, one room a line."""
-    rows = [row(room, limit) for room, limit in sorted(limits.items())]
-    return HEAD + "".join(rows)
-
-
-def read_table(table: str) -> dict[str, Weight]:
-    """Return the limits of a table."""
+def read_table() -> dict[str, list[int]]:
+    """Return the limits in weights.txt."""
     limits = {}
-    for line in table.splitlines():
+    for line in TABLE.read_text("utf-8").splitlines():
         if not line.startswith("#"):
             room, *measures = line.split()
-            limits[room] = Weight(*map(int, measures))
+            limits[room] = [int(measure) for measure in measures]
     return limits
 
 
-def excesses(rooms: dict[str, Weight], limits: dict[str, Weight]) -> list[str]:
-    """Return a message for each measure above its limit and each room without limits."""
+def table(limits: dict[str, list[int]]) -> str:
+    """Return the text of weights.txt, one room a line."""
+    text = HEAD
+    for room, (nodes, packed_lines, long_functions) in sorted(limits.items()):
+        text += f"{room:<30} {nodes:>7} {packed_lines:>4} {long_functions:>3}\n"
+    return text
+
+
+def excesses(rooms: dict[str, list[int]], limits: dict[str, list[int]]) -> list[str]:
+    """Return a message for each measure above its limit; a room without a row may have nothing."""
     messages = []
     for room, weight in rooms.items():
-        if room not in limits:
-            messages.append(f"{room}: no row in tests/weights.txt, --write adds one")
-            continue
-        for measure, now, allowed in zip(Weight._fields, weight, limits[room], strict=True):
+        limit = limits.get(room, [0, 0, 0])
+        for name, now, allowed in zip(MEASURES, weight, limit, strict=True):
             if now > allowed:
-                name = measure.replace("_", " ")
-                messages.append(f"{room}: {now} {name}, {allowed} allowed")
+                messages.append(f"{room}: {now} {name}, {allowed} allowed (tests/weights.txt)")
     return messages
-
-
-def lower(limits: dict[str, Weight], rooms: dict[str, Weight]) -> dict[str, Weight]:
-    """Return the limits, lowered to the present measures of the given rooms."""
-    lowered = dict(limits)
-    for room, weight in rooms.items():
-        limit = limits.get(room, weight)
-        lowered[room] = Weight(*map(min, zip(limit, weight, strict=True)))
-    return lowered
 
 
 def main() -> None:
     """Print the rooms and what exceeds its limit, or lower the limits."""
-    parser = argparse.ArgumentParser(description="Weigh the rooms of the project.")
-    parser.add_argument("--write", nargs="*", metavar="ROOM", help="lower these limits, or all")
-    chosen = parser.parse_args().write
     rooms = weigh_rooms()
-    limits = read_table(TABLE.read_text("utf-8"))
-    if chosen is None:
-        print(write_table(rooms), *excesses(rooms, limits), sep="\n")
+    limits = read_table()
+    if sys.argv[1:2] != ["--write"]:
+        print(table(rooms), *excesses(rooms, limits), sep="\n")
         return
-    limits = {room: limit for room, limit in limits.items() if room in rooms}
-    lowered = lower(limits, {room: rooms[room] for room in chosen or rooms})
-    TABLE.write_text(write_table(lowered), "utf-8")
+    lowered = {}
+    for room, weight in rooms.items():
+        limit = limits.get(room, weight)
+        if room in sys.argv[2:] or not sys.argv[2:]:
+            limit = [min(pair) for pair in zip(limit, weight, strict=True)]
+        lowered[room] = limit
+    TABLE.write_text(table(lowered), "utf-8")
 
 
 if __name__ == "__main__":

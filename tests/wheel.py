@@ -27,12 +27,32 @@ def txl(command: str, *words: str) -> None:
 
 def use_guests() -> None:
     """Train with all guests of examples/, and open the checkpoint again."""
-    os.environ["TXL_GUESTS"] = ",".join(str(EXAMPLES / f"{name}.py") for name in ("layer_scale", "t5", "brackets"))
-    words = ("variant=layer_scale", "variant.start=0.5", "encoding=t5", "data=brackets", "data.depth=3")
-    small = ("data.n_tokens=4000", "data.cache_dir=cache", "profile=smoke", "logger=none", "hydra.run.dir=guests")
+    os.environ["TXL_GUESTS"] = ",".join(
+        str(EXAMPLES / f"{name}.py") for name in ("layer_scale", "t5", "brackets")
+    )
+    words = (
+        "variant=layer_scale",
+        "variant.start=0.5",
+        "encoding=t5",
+        "data=brackets",
+        "data.depth=3",
+    )
+    small = (
+        "data.n_tokens=4000",
+        "data.cache_dir=cache",
+        "profile=smoke",
+        "logger=none",
+        "hydra.run.dir=guests",
+    )
     subprocess.run(["txl", "train", *words, *small, "trainer.max_steps=3"], check=True)
-    subprocess.run(["txl", "evaluate", "checkpoint=guests/checkpoints/best.ckpt", "hydra.run.dir=scored"], check=True)
-    assert json.loads(Path("scored/evaluation.json").read_text())["corpus"]["name"] == "brackets, depth 3"
+    subprocess.run(
+        ["txl", "evaluate", "checkpoint=guests/checkpoints/best.ckpt", "hydra.run.dir=scored"],
+        check=True,
+    )
+    assert (
+        json.loads(Path("scored/evaluation.json").read_text())["corpus"]["name"]
+        == "brackets, depth 3"
+    )
 
 
 def main() -> None:

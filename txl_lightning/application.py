@@ -74,7 +74,7 @@ OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, 
 
 
 class Refused(SystemExit):
-    """End of the command because of bad input. Hydra's callbacks and jobs pass it on, unlike other exceptions."""
+    """End a command after bad input. Hydra's callbacks and jobs pass it on, unlike other exceptions."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(2)
@@ -104,13 +104,13 @@ def schemas() -> dict[str, Any]:
 
 
 def register(*commands: Command) -> None:
-    """Register with Hydra the user's own choices, and the schemas of groups and commands.
+    """Register the user's choices, and the schemas for groups and commands, with Hydra.
 
     Args:
-        commands: commands to register; without any all of them.
+        commands: commands to register; without any, all.
 
     Raises:
-        OptionError: a file of the user cannot be imported.
+        OptionError: a user's file cannot be imported.
     """
     load_guests()
     nodes = schemas()
@@ -130,7 +130,7 @@ def compose(*overrides: str) -> Any:
         HydraException: an override is not usable.
     """
     register()
-    other = GlobalHydra.instance().hydra  # of a program with a Hydra of its own
+    other = GlobalHydra.instance().hydra  # a program that uses Hydra itself
     GlobalHydra.instance().clear()
     try:
         return typed(composition("config", overrides))
@@ -139,25 +139,25 @@ def compose(*overrides: str) -> Any:
 
 
 def composition(name: str, overrides: Sequence[str]) -> DictConfig:
-    """Return Hydra's composition of a file in `conf/`; its schemas must be registered."""
+    """Return the config that Hydra composes from a file in `conf/`; its schemas must be registered."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose(name, list(overrides))
 
 
 class RunFolder(Callback):
-    """Callback of Hydra's in `conf/common.yaml`: locks the folder before Hydra writes into it."""
+    """Hydra callback in `conf/common.yaml`: locks the folder before Hydra writes into it."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Lock the folder of a run."""
+        """Lock a run's folder."""
         with _refusing():
             _refuse_hidden_files(config)
             if config.hydra.output_subdir is not None:
-                # The job of a killed multirun ends within seconds.
+                # Jobs end within seconds after their multirun was killed.
                 folder = Path(str(config.hydra.run.dir))
                 CALL.locks.enter_context(locked(folder, wait=ERROR_VARIABLE in os.environ))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Lock the folder of a multirun, and refuse a search whose jobs would all fail."""
+        """Lock a multirun's folder, and refuse a search whose jobs would all fail."""
         with _refusing():
             _refuse_hidden_files(config)
             check_search(config)
@@ -169,7 +169,7 @@ class RunFolder(Callback):
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Turn an expected error into the end of the command: Hydra reports other exceptions as warnings."""
+    """Turn an expected error into the command's end: Hydra reports other exceptions as warnings."""
     try:
         yield
     except EXPECTED as error:
@@ -177,7 +177,7 @@ def _refusing() -> Iterator[None]:
 
 
 def _refuse_hidden_files(config: DictConfig) -> None:
-    """Refuse a user's folder with a file that has the name of one of ours: Hydra would read ours."""
+    """Refuse a user's folder with a file named like one in `conf/`: Hydra would read ours."""
     for source in config.hydra.runtime.config_sources:
         folder = Path(str(source.path))
         if source.schema != "file" or folder.resolve() == CONF.resolve():
@@ -197,7 +197,7 @@ class Task:
     command: Command
 
     def __call__(self, config: DictConfig) -> float | None:
-        """Run the command; in a multirun return the value of its objective."""
+        """Run the command; in a multirun return the objective's value."""
         settings: Any = HydraConfig.get()
         directory = Path(settings.runtime.output_dir)
         if settings.mode == RunMode.MULTIRUN:
@@ -250,9 +250,9 @@ def run_command(command: Command, words: list[str]) -> None:
     """Run one command with the words typed after its name.
 
     Raises:
-        SystemExit: after `--help`, on bad input, after a signal, or if jobs of a multirun failed.
+        SystemExit: after `--help`, on bad input, after a signal, or if jobs in a multirun failed.
     """
-    # A job of a multirun hands its line to the launcher, and no traceback.
+    # A multirun's job hands its line to the launcher, without a traceback.
     wants_traceback = os.environ.get(FULL_ERROR) == "1" and ERROR_VARIABLE not in os.environ
     os.environ[FULL_ERROR] = "1"  # Hydra then raises its errors, and does not print them
     CALL.sweep_dir = None
@@ -267,14 +267,14 @@ def run_command(command: Command, words: list[str]) -> None:
             show_results()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
+    except KeyboardInterrupt as stopped:  # its argument is the signal that `Jobs.run` names
         again = ""
         if CALL.sweep_dir is not None and command.resume:
             again = f"; to continue, repeat the command with hydra.sweep.dir={CALL.sweep_dir}"
         print(f"txl {command.name}: interrupted{again}", file=sys.stderr)
         sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
     except RuntimeError as error:
-        # Optuna's sweeper raises this in place of the error of a job, if it is the last one of a grid.
+        # Optuna's sweeper raises this instead of the job's error, if the job is the last one in a grid.
         if "Study.stop" not in str(error):
             raise
         if not CALL.failures:
@@ -283,13 +283,13 @@ def run_command(command: Command, words: list[str]) -> None:
         cause = error.error if isinstance(error, Refused) else error
         if wants_traceback:
             raise cause from None
-        if not CALL.failures:  # else the sweeper repeats the error of a job
+        if not CALL.failures:  # else the sweeper repeats the job's error
             fail(command, cause)
     report_failures(command.name)
 
 
 def start(command: Command, words: list[str]) -> None:
-    """Call Hydra with the words of a command."""
+    """Call Hydra with a command's words."""
     register(command)
     refuse_unusable(words)
     if "--help" in words or "-h" in words:
@@ -316,7 +316,7 @@ def hydra_output(command: Command, words: list[str]) -> str:
 
 
 def show_results() -> None:
-    """Print the table of a multirun, also of one that failed or was interrupted."""
+    """Print a multirun's table, also after a failure or an interrupt."""
     if CALL.sweep_dir is not None:
         table = write_results(CALL.sweep_dir)
         if table is not None:
@@ -324,7 +324,7 @@ def show_results() -> None:
 
 
 def refuse_unusable(words: Sequence[str]) -> None:
-    """Refuse what Hydra takes without a word: additions that nothing reads, two choices of a group in a list.
+    """Refuse what Hydra silently accepts: added options that nothing reads, two choices for a group in a list.
 
     Raises:
         UserError: an override cannot be used.
@@ -349,11 +349,11 @@ def refuse_unusable(words: Sequence[str]) -> None:
 
 
 def completions(command: Command, words: list[str], line: str) -> str:
-    """Return Hydra's completions of a typed line, without the schemas that choices of a group build on.
+    """Return Hydra's completions for a typed line, without the schemas that group choices build on.
 
     Args:
         command: command in the line.
-        words: words of Hydra's script.
+        words: the arguments to Hydra's script.
         line: typed line without the command's name.
     """
     register(command)
@@ -380,7 +380,7 @@ def one_line(error: BaseException) -> str:
 
 
 def nearest_names(option: str) -> str:
-    """Return `, did you mean …?` with the names of options like one that does not exist."""
+    """Return `, did you mean …?` with names similar to an unknown option."""
     near: list[str] = []
     command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
     if command is not None:

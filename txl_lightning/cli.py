@@ -29,7 +29,7 @@ VARIABLES = ("TXL_", "OMP_", "MKL_", "CUDA_", "HYDRA_")
 
 
 def usage() -> str:
-    """Return the text of `txl --help`: every command with its purpose."""
+    """Return the text for `txl --help`: every command with its purpose."""
     lines = ["usage: txl COMMAND [overrides]", ""]
     for row in COMMANDS.values():
         words = f"  txl {row.usage}"
@@ -76,8 +76,8 @@ def show(text: str) -> None:
 def main() -> None:
     """Run the command line `txl COMMAND …` in `sys.argv`.
 
-    Exit status: 0 on success, 2 with one line on bad input, 1 if a job of a multirun failed, and 128 + the number of
-    the signal that ended the command (130 after Ctrl-C).
+    Exit status: 0 on success, 2 with one line on bad input, 1 if a job in a multirun failed, and 128 + the signal's
+    number if a signal ended the command (130 after Ctrl-C).
     """
     words = sys.argv[1:]
     command = words[0] if words else ""
@@ -105,7 +105,7 @@ def run(name: str, words: list[str]) -> None:
             if near:
                 raise UserError(f"unknown command {name!r}, did you mean {near[0]}?")
             raise UserError(f"unknown command {name!r}: must be one of {', '.join(COMMANDS)}")
-        # Hydra takes a quarter of a second to import. Help needs none of it.
+        # Importing Hydra takes a quarter second. Help does not need it.
         from txl_lightning.application import run_command
     except UserError as error:
         print(f"txl: {error}", file=sys.stderr)
@@ -117,7 +117,7 @@ def run(name: str, words: list[str]) -> None:
 
 
 def complete(words: list[str]) -> None:
-    """Answer Hydra's completion script: the commands, or the options of the command that was typed.
+    """Answer Hydra's completion script: the commands, or the typed command's options.
 
     The script hands over the typed line in COMP_LINE.
     """

@@ -1,7 +1,7 @@
-"""The commands of `txl`: one row per command.
+"""The `txl` commands: one row per command.
 
-A new command is a module with `run`, a dataclass of its options and a row here, or in a user's file. It needs a file in
-`conf/` only if its options have groups.
+A new command is a module with `run`, a dataclass with its options and a row here, or in a user's file. It needs a file
+in `conf/` only if its options have groups.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Command:
     Attributes:
         usage: words after `txl`, for the help text. The first one is the command's name.
         module: has `run(options, directory) -> list[str]`, which returns the lines to print at the end.
-        options: dotted name of the dataclass of the options.
-        summary: purpose of the command in one line.
+        options: dotted name of the options' dataclass.
+        summary: the command's purpose in one line.
         config: file in `conf/` without its suffix; empty for the command's name.
         directory: `prepared`: the application writes `config.yaml` into the run directory; `own`: the command does it,
             after its checks; `none`: the command leaves nothing there.
@@ -54,13 +54,13 @@ class Command:
 
     @property
     def schema(self) -> type:
-        """Dataclass of the options."""
+        """Dataclass with the options."""
         module, _, class_name = self.options.rpartition(".")
         return getattr(import_module(module), class_name)
 
     @property
     def run(self) -> Callable[[Any, Path], list[str]]:
-        """Function of the command: takes options and run directory, returns the lines to print."""
+        """The command's function: takes options and run directory, returns the lines to print."""
         return import_module(self.module).run
 
 

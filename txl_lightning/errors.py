@@ -9,29 +9,29 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables of torchrun, Lightning and SLURM
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # set by torchrun, Lightning and SLURM
 
 
 class UserError(Exception):
-    """Error in an option, file or checkpoint, with a message of one line; not a bug of the program."""
+    """Error in an option, file or checkpoint, with a one-line message; not a bug in the program."""
 
 
 class Stopped(UserError):  # noqa: N818 - not an error of the run
     """Raised where a signal ended a run; the message names the checkpoint, if one was written.
 
     Attributes:
-        signum: number of the signal.
+        signum: the signal's number.
     """
 
     def __init__(
         self, text: str, signum: int = 0
-    ) -> None:  # without one when it is unpickled, which sets attributes
+    ) -> None:  # absent when it is unpickled, which sets attributes
         super().__init__(text)
         self.signum = signum
 
 
 class OptionError(UserError, ValueError):
-    """Error of an option whose value is not allowed.
+    """Error for an option whose value is not allowed.
 
     Attributes:
         option: dotted name as typed on the command line, or the field name in Python.
@@ -44,7 +44,7 @@ class OptionError(UserError, ValueError):
         super().__init__(f"{option}={value}: {allowed}")
 
     def __reduce__(self) -> tuple[type, tuple[str, object, str]]:
-        # Pickled when a job of a multirun sends its error to the parent process.
+        # Pickled when a job in a multirun sends its error to the parent process.
         return type(self), (self.option, self.value, self.allowed)
 
     def within(self, group: str) -> OptionError:
@@ -74,7 +74,7 @@ def cores() -> int:
 
 @cache
 def memory_of_machine() -> int:
-    """Return the bytes of memory that this process may have, of the machine or of its control group."""
+    """Return the memory in bytes that this process may have: the machine's, or its control group's."""
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else ""
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -82,7 +82,7 @@ def memory_of_machine() -> int:
 
 
 def require_memory(n_bytes: int, option: str, value: object) -> None:
-    """Raise `OptionError` if what an option asks for is larger than the memory of this machine."""
+    """Raise `OptionError` if an option asks for more memory than this machine has."""
     has = memory_of_machine()
     allowed = f"needs at least {n_bytes / 1e9:,.0f} GB of memory, and this machine has {has / 1e9:,.0f} GB"
     require(n_bytes <= has, option, value, allowed)
@@ -90,12 +90,12 @@ def require_memory(n_bytes: int, option: str, value: object) -> None:
 
 Rule = tuple[
     Callable[[Any], bool], str
-]  # of the value of an option: whether it is allowed, and what is, in words
+]  # maps an option's value to whether it is allowed, and what is allowed in words
 
 COUNT: Rule = (lambda x: isinstance(x, int) and x >= 1, "must be an integer >= 1")
 LENGTH: Rule = (lambda x: x >= 0, "must be an integer >= 0")
 
-# Limits of machines: beyond these a command would wait for hours, or end in an error of a library.
+# Machine limits: beyond these a command would wait for hours or end in a library's error.
 MOST = {
     "threads": max(64, os.cpu_count() or 1),
     "jobs": 10_000,
@@ -123,12 +123,12 @@ def check(option: str, value: Any, *rules: Rule) -> None:
 
 
 def is_first_rank() -> bool:
-    """Return whether this process writes files and lines: the only one, or rank 0 of several."""
+    """Return whether this process writes files and lines: the only one, or rank 0."""
     return all(os.environ.get(name, "0") == "0" for name in RANKS)
 
 
 @cache
 def notice(line: str) -> None:
-    """Print a line on stderr, once in a process, and of several ranks on the first one."""
+    """Print a line on stderr, once per process, and only on the first rank."""
     if is_first_rank():
         print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Atomic writes, locks of folders and checksums of files."""
+"""Atomic writes, folder locks and file checksums."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 from txl_lightning.errors import UserError
 
 BLOCK_BYTES = 1 << 22
-PART = ".part-"  # begins the name of a temporary file
+PART = ".part-"  # prefix for temporary files
 LOCK = ".lock"
 LOG_OF_WANDB = "wandb/*/logs/debug-core.log"  # W&B's link to a log that nobody opens
-LOCK_SECONDS = 10.0  # jobs of a killed runner end within a second or two
+LOCK_SECONDS = 10.0  # jobs end within a second or two after their runner was killed
 
 
 def expand(path: str) -> Path:
@@ -31,10 +31,10 @@ def expand(path: str) -> Path:
 
 
 def not_special(path: str | Path) -> Path:
-    """Return the path of a user's file or folder, `~` expanded.
+    """Return the path to a user's file or folder, with `~` expanded.
 
     Raises:
-        OSError: it is a pipe or a device, which could be read for ever.
+        OSError: it is a pipe or a device; reading it might never end.
     """
     path = Path(path).expanduser()
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -46,7 +46,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file so that every reader, at any time, finds the old file or the new one, never a part.
 
     Args:
-        path: path of the file; its folder must exist.
+        path: the file; its folder must exist.
         write: writes the contents to the path it is given, a temporary file in the same folder with the same suffix.
 
     Raises:
@@ -71,7 +71,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Give the block a temporary folder to write into, which becomes `path`: all of it, or nothing after an error.
+    """Give the block a temporary folder to write into. It becomes `path` as a whole; after an error nothing remains.
 
     Raises:
         OSError: the disk is full or the folder is not writable; it names `path`.
@@ -104,20 +104,20 @@ def new_directory(path: str) -> str:
 
 @contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Make a folder and hold its lock, which ends with the process; a file system without locks is used without one.
+    """Make a folder and hold its lock until the process ends; a file system without locks is used without one.
 
     Args:
-        folder: it may hold no link that leads out of it.
+        folder: no link in it may lead out.
         wait: wait `LOCK_SECONDS` for a process that is about to end.
 
     Raises:
-        UserError: another process holds the lock, or a link leads out of the folder.
+        UserError: another process holds the lock, or a link leads out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links_out(folder)
     deadline = time.monotonic() + LOCK_SECONDS * wait
     with open(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "wb") as file:
-        with suppress(OSError):  # of a file system without locks
+        with suppress(OSError):  # from a file system without locks
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +131,7 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
 
 
 def refuse_links_out(folder: Path) -> None:
-    """Refuse a folder with a link that leads out of it: a command would write or delete there.
+    """Refuse a folder with a link that leads out: a command would write or delete there.
 
     Raises:
         UserError: names the link.
@@ -148,7 +148,7 @@ def refuse_links_out(folder: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's list of names to disk, so that a rename survives a power failure."""
+    """Flush a folder's name list to disk, so that a rename survives a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
         with suppress(
@@ -165,7 +165,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append UTF-8 text to a file: all of it, or nothing if the disk is full.
+    """Append UTF-8 text to a file: all or, if the disk is full, nothing.
 
     Raises:
         OSError: it could not be written.
@@ -190,13 +190,13 @@ def write_json(path: Path, value: Any, allow_nan: bool = True, ensure_ascii: boo
 
 
 def file_checksum(path: str | Path) -> str:
-    """Return the SHA-256 of a file's contents in hexadecimal."""
+    """Return the hexadecimal SHA-256 of a file."""
     with Path(path).open("rb") as file:
         return checksum(file)
 
 
 def checksum(file: BinaryIO, n_bytes: int | None = None) -> str:
-    """Return the SHA-256, in hexadecimal, of the next `n_bytes` bytes of an open file; None means all that follow."""
+    """Return the hexadecimal SHA-256 of the next `n_bytes` bytes in an open file; None: until its end."""
     digest = hashlib.sha256()
     while n_bytes != 0 and (
         block := file.read(BLOCK_BYTES if n_bytes is None else min(BLOCK_BYTES, n_bytes))

@@ -1,4 +1,4 @@
-"""`txl COMMAND --help`: beside every option its meaning, from the docstring of its dataclass."""
+"""`txl COMMAND --help`: every option with its meaning, from its dataclass's docstring."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from txl_lightning.config.architecture import TransformerXLConfig
 
-ENTRY = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # of a docstring's list
-OPTION = re.compile(r"( *)(\w+):")  # of a config in YAML
+ENTRY = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # in a docstring's list
+OPTION = re.compile(r"( *)(\w+):")  # in a YAML config
 VARIANT = re.compile(r"^variant:\n  name: (\w+)$", re.MULTILINE)
 BEFORE_OPTIONS = "== Config =="  # Hydra's heading
 COLUMN = 36
@@ -21,11 +21,11 @@ SCHEMAS = re.compile(r"\b[\w-]*schema\b, |, [\w-]*schema\b(?!,)")  # in a list o
 
 
 def meanings(kind: type, prefix: str = "") -> dict[str, str]:
-    """Return the meaning of every option of a dataclass: the first sentence of its entry, or an empty text.
+    """Return each option's meaning: the first sentence of its entry, or an empty text.
 
     Args:
         kind: dataclass; its docstring and its parents' list the options.
-        prefix: name of its group with a dot.
+        prefix: its group's name with a dot.
     """
     sentences = {}
     for base in reversed(kind.__mro__):
@@ -43,12 +43,12 @@ def meanings(kind: type, prefix: str = "") -> dict[str, str]:
 
 
 def option_meanings(options: type, schemas: Mapping[str, Any], variant: str = "") -> dict[str, str]:
-    """Return the meanings of a command's options by dotted name.
+    """Return a command's option meanings by dotted name.
 
     Args:
-        options: dataclass of the command.
+        options: the command's dataclass.
         schemas: what Hydra composes for `GROUP/NAME`.
-        variant: variant of the model that is chosen; empty for none.
+        variant: the chosen model variant; empty for none.
     """
     found: dict[str, str] = {}
     for path, schema in schemas.items():
@@ -69,7 +69,7 @@ def option_meanings(options: type, schemas: Mapping[str, Any], variant: str = ""
 
 
 def explained(help_text: str, options: type, schemas: Mapping[str, Any]) -> str:
-    """Return Hydra's help with meanings as comments, and without the schemas among the choices of groups."""
+    """Return Hydra's help with meanings as comments, and without schemas among the group choices."""
     choices, heading, config = help_text.partition(BEFORE_OPTIONS)
     variant = VARIANT.search(config)
     meaning = option_meanings(options, schemas, variant[1] if variant else "")

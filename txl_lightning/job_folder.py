@@ -1,7 +1,7 @@
-"""Folders of jobs: what a job is, what it left, and whether its folder is the right one.
+"""Job folders: what a job is, what it left, and whether its folder is the right one.
 
 A job has an identity: everything that its numbers depend on. Its folder holds a lock, the record `job.json` with the
-identity under `options`, and a result, which is written last. Whoever starts jobs again compares identities and runs
+identity under `options`, and the result, written last. A program that starts jobs again compares identities and runs
 only what is missing.
 """
 
@@ -23,7 +23,7 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.files import LOCK, write_json
 
 RECORD = "job.json"
-STARTED = "config.yaml"  # a training writes it after all of its processes have met
+STARTED = "config.yaml"  # a training writes it once all its processes have met
 
 # Options that say how and where a job runs and what it leaves. They change no number.
 WITHOUT_INFLUENCE = (
@@ -44,11 +44,11 @@ NOT_OF_THE_TEXT = ("data.batch_size", "data.segment_len", "data.seed", "data.ran
 
 @dataclass(frozen=True)
 class JobFolder:
-    """Folder of one job.
+    """Folder for one job.
 
     Args:
         path: the folder.
-        result_file: name of the file that the job writes last.
+        result_file: the file that the job writes last.
     """
 
     path: Path
@@ -56,12 +56,12 @@ class JobFolder:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Content of the record; {} without one."""
+        """The record's content; {} without one."""
         return read_json(self.path / RECORD)
 
     @property
     def result(self) -> dict[str, Any]:
-        """Content of the result; {} before the job has finished, or if a full disk has cut it off."""
+        """The result's content; {} before the job has finished, or if a full disk has cut it off."""
         return read_json(self.path / self.result_file)
 
     @property
@@ -74,7 +74,7 @@ class JobFolder:
         write_json(self.path / RECORD, record)
 
     def clear(self) -> None:
-        """Delete everything but the lock, which this process holds."""
+        """Delete everything except the lock, which this process holds."""
         for path in self.path.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -114,15 +114,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def checksum(record: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of an identity as JSON."""
+    """Return an identity's SHA-256, computed from JSON."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def identity(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a job as JSON values by dotted name, without `WITHOUT_INFLUENCE`.
+    """Return a job's options as JSON values by dotted name, without `WITHOUT_INFLUENCE`.
 
     Args:
-        options: nested, or a config that Hydra composed, which is resolved.
+        options: nested, or a config from Hydra, whose interpolations are resolved.
     """
     plain: Any = options
     if isinstance(options, DictConfig):
@@ -133,7 +133,7 @@ def identity(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def options_of_text(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options in an identity that decide the tokens of a job."""
+    """Return the options in an identity that decide a job's tokens."""
     chosen = {}
     for name, value in options.items():
         if name.startswith("data.") and not _is_in(name, NOT_OF_THE_TEXT):
@@ -146,20 +146,20 @@ def _is_in(name: str, groups: tuple[str, ...]) -> bool:
 
 
 def job_folders(root: Path) -> list[JobFolder]:
-    """Return the folders of all jobs of a multirun, in the order of their numbers."""
+    """Return a multirun's job folders, ordered by number."""
     folders = [record.parent for record in root.rglob(RECORD)]
     folders.sort(key=lambda path: (not path.name.isdigit(), path.name.zfill(9)))
     return [JobFolder(path) for path in folders]
 
 
 def choose_folder(root: Path, wanted: Path, options: Mapping[str, Any], taken: set[Path]) -> Path:
-    """Choose the folder of a job of a multirun: the one in which it ran before, the wanted one, or the next free one.
+    """Choose a job's folder in a multirun: the one in which it ran before, the wanted one, or the next free one.
 
     Args:
-        root: folder of the multirun.
+        root: the multirun's folder.
         wanted: folder by the job's number.
-        options: identity of the job.
-        taken: folders of other jobs of the same call.
+        options: the job's identity.
+        taken: folders of other jobs in the same call.
     """
     for job in (JobFolder(wanted), *job_folders(root)):
         if job.options == options and job.path not in taken:
@@ -174,14 +174,14 @@ def choose_folder(root: Path, wanted: Path, options: Mapping[str, Any], taken: s
 
 
 def refuse_another_text(root: Path, config: DictConfig) -> None:
-    """Refuse a job whose text has changed since jobs ended in the folder of its multirun.
+    """Refuse a job if its text has changed since jobs in the same multirun ended.
 
     Args:
-        root: folder of the multirun.
-        config: config of the job.
+        root: the multirun's folder.
+        config: the job's config.
 
     Raises:
-        UserError: a table would have losses of two texts.
+        UserError: a table would mix losses on two texts.
     """
     text = options_of_text(identity(config))
     before = {}

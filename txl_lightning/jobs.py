@@ -1,7 +1,7 @@
-"""Commands as processes: each in a process group of its own, one after the other or side by side.
+"""Commands as processes: each in its process group, one after the other or side by side.
 
-`start_job` runs one call of `txl`. `Jobs` runs many, hands signals on and ends whole groups. Multiruns, the
-reproduction of the paper and the ranks of a run use this file; its names stay.
+`start_job` runs one `txl` call. `Jobs` runs many, hands signals on and ends whole groups. Multiruns, the paper's
+reproduction and ranks use this file; its names stay.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ LOG = "log.txt"  # output of a job that does not write to the terminal
 
 
 class Process:
-    """A command in a session of its own: signals of the terminal do not reach it, its children end with it.
+    """A command in a separate session: terminal signals do not reach it, and its children end with it.
 
     Args:
         words: the command.
         variables: environment variables in addition to this process's.
-        log: file to which the output is appended; None for the output of this process.
-        is_leader: whether it has a session of its own, or belongs to the group of this process.
+        log: file to append the output to; None: this process's output.
+        is_leader: whether it leads a new session, or belongs to this process's group.
         last_signal: signal that the kernel sends when this process is gone (Linux).
 
     Attributes:
-        started: time of `time.monotonic`.
+        started: when it started, by `time.monotonic`.
         status: exit status, negative for a signal; None while it runs, or before `poll` was called.
-        seconds: wall-clock time of a process that ended.
+        seconds: wall-clock time that an ended process took.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Process:
         return self.status
 
     def end(self, number: int) -> None:
-        """Send a signal to the whole group of a leader, else to the process."""
+        """Send a signal to a leader's whole group, else to the process."""
         if not self.is_leader:
             self._process.send_signal(number)
             return
@@ -127,7 +127,7 @@ def problem(status: int) -> str:
 def start_job(
     words: Sequence[str], folder: Path, variables: Mapping[str, str], has_log: bool
 ) -> Process:
-    """Start `txl WORDS hydra.run.dir=FOLDER` as a process of its own.
+    """Start `txl WORDS hydra.run.dir=FOLDER` as a separate process.
 
     Args:
         words: command and overrides; for a training that may have begun before with `resume=auto`.
@@ -144,7 +144,7 @@ def start_job(
 
 
 def quoted(text: str) -> str:
-    """Return a text in the quotes and escapes of Hydra's grammar."""
+    """Return a text quoted and escaped for Hydra's grammar."""
     escaped = text.replace("${", r"\${").replace("'", r"\'")
     if escaped.endswith("\\"):
         escaped += "\\"
@@ -184,14 +184,14 @@ def _detach_from_closed_terminal() -> None:
 class Jobs:
     """Jobs that run, jobs that wait and jobs that have ended.
 
-    A job has a unique `name`, `needs` (names of the jobs that must have succeeded before) and `alone` (whether no
-    other job may run meanwhile).
+    A job has a unique `name`, `needs` (jobs that must have succeeded before) and `alone` (whether no other job may run
+    meanwhile).
 
     Args:
         waiting: jobs to run; those that run alone come last.
         start: starts a job; an OSError or UserError fails this job alone.
         end: called with each job that ended and its process; returns its error, or None for success.
-        at_once: number of jobs that run at once.
+        at_once: jobs that run at once.
         grace_seconds: time for jobs to save after a signal.
         show: called after every change and ten times a second.
 
@@ -199,7 +199,7 @@ class Jobs:
         running: jobs that run now, with their processes.
         done: names of the jobs that succeeded; may hold some from the beginning.
         failed: errors by job name.
-        seconds: time of each job that ended, by name.
+        seconds: each ended job's time, by name.
         signals: signals that were received; the first one ends the jobs.
     """
 
@@ -218,14 +218,14 @@ class Jobs:
     def run(self) -> None:
         """Run all jobs and wait for them.
 
-        At the first signal of `STOP_SIGNALS` the running jobs are asked to end and no further job starts. Jobs that
+        At the first signal in `STOP_SIGNALS` the running jobs are asked to end and no further job starts. Jobs that
         still run after `grace_seconds`, or at a second signal, are killed.
 
         Raises:
             KeyboardInterrupt: after a signal, its argument, once all processes have ended.
         """
         self.waiting.sort(key=lambda job: job.alone)
-        # A list instead of an exception, which would be raised between any two steps.
+        # A list instead of an exception: an exception would be raised between any two steps.
         with handled_signals(lambda number, frame: self.signals.append(number)):
             try:
                 while not self.signals and (self.running or self.waiting):
@@ -269,7 +269,7 @@ class Jobs:
                     self.failed[job.name] = str(error)
 
     def _collect(self) -> None:
-        """Take the jobs that ended out of `running`; wait a moment if others still run."""
+        """Take ended jobs out of `running`; wait a moment if some still run."""
         for job, process in list(self.running):
             if process.poll() is None:
                 continue

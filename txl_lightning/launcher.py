@@ -1,9 +1,9 @@
-"""Launcher of multiruns, `hydra/launcher=process`: every job is the plain command in a fresh process.
+"""Launcher for multiruns, `hydra/launcher=process`: every job is the plain command in a fresh process.
 
     txl train -m seed=1,2   runs   txl train seed=1 hydra.mode=RUN hydra.run.dir=FOLDER/0   and the same with seed=2
 
-A finished job is skipped and a stopped one resumed. A job that fails does not stop the others. One job at a time writes
-to the terminal. With `hydra.launcher.max_parallel` above 1 each job writes to `log.txt` in its folder.
+A finished job is skipped and a stopped one resumed. A failed job does not stop the rest. One job at a time writes to
+the terminal. With `hydra.launcher.max_parallel` above 1 each job writes to `log.txt` in its folder.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from txl_lightning.multirun import NO_ORDER, comparable_loss, shared_precision, 
 log = logging.getLogger(__name__)
 ERROR_VARIABLE = "TXL_ERROR_FILE"  # names the file into which a job writes its error
 ERROR_NAME = "error.txt"
-MAX_GROUP_LENGTH = 128  # of W&B
+MAX_GROUP_LENGTH = 128  # set by W&B
 
 
 @dataclass
 class Call:
-    """The call of `txl` in this process: Hydra makes callbacks and launchers from a config, and they share this.
+    """The `txl` call in this process: Hydra makes callbacks and launchers from a config, and they share this.
 
     Attributes:
-        sweep_dir: folder of the multirun; None for a single run.
-        locks: locks of folders, held until the command ends.
+        sweep_dir: the multirun's folder; None for a single run.
+        locks: folder locks, held until the command ends.
         failures: a line for each job that failed.
     """
 
@@ -66,12 +66,12 @@ CALL = Call()
 
 @dataclass
 class MultirunJob:
-    """One job of a multirun.
+    """One job in a multirun.
 
     Attributes:
         name: its number.
-        overrides: overrides of this job alone.
-        words: words of the plain command after `txl`.
+        overrides: this job's overrides only.
+        words: the plain command after `txl`.
         folder: where it writes.
     """
 
@@ -84,10 +84,10 @@ class MultirunJob:
 
 
 class ProcessLauncher(Launcher):
-    """Launcher that runs each job in a process group of its own.
+    """Launcher that runs each job in its process group.
 
     Args:
-        max_parallel: number of jobs that run at once; they share the cores, or OMP_NUM_THREADS.
+        max_parallel: jobs that run at once; they share the cores, or OMP_NUM_THREADS.
     """
 
     def __init__(self, max_parallel: int) -> None:
@@ -108,10 +108,10 @@ class ProcessLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run one batch of the sweeper's jobs and wait for all of them.
+        """Run one batch from the sweeper and wait for all its jobs.
 
         Raises:
-            KeyboardInterrupt: a signal ended the multirun and all of its jobs.
+            KeyboardInterrupt: a signal ended the multirun and all its jobs.
             UserError: the folder holds other jobs.
         """
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
@@ -132,7 +132,7 @@ class ProcessLauncher(Launcher):
         return [self._return(job, runner.failed.get(job.name)) for job in jobs]
 
     def _prepare(self, number: int, overrides: list[str], taken: set[Path]) -> MultirunJob:
-        """Compose the config of a job as Hydra's own launchers do, and choose its folder."""
+        """Compose a job's config as Hydra's launchers do, and choose its folder."""
         config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
@@ -153,7 +153,7 @@ class ProcessLauncher(Launcher):
         return MultirunJob(str(number), own, words, folder)
 
     def _words(self, number: int, overrides: list[str]) -> list[str]:
-        """Return the words of a job's command: flags, Hydra's overrides, and the job's."""
+        """Return a job's command line: flags, Hydra's overrides, and the job's."""
         words = [self.command.name]
         for source in self.config.hydra.runtime.config_sources:
             if source.provider == "command-line":
@@ -171,7 +171,7 @@ class ProcessLauncher(Launcher):
         return start_job(job.words, folder, self._variables(folder), has_log)
 
     def _variables(self, folder: Path) -> dict[str, str]:
-        """Return the environment variables of a job."""
+        """Return a job's environment variables."""
         variables = {ERROR_VARIABLE: str(folder / ERROR_NAME)}
         if self.max_parallel > 1:
             available = int(os.environ.get("OMP_NUM_THREADS") or cores())
@@ -180,7 +180,7 @@ class ProcessLauncher(Launcher):
         return variables
 
     def _end(self, job: MultirunJob, process: Process) -> str | None:
-        """Record how a job ended and write the table; return the error of one that failed."""
+        """Record how a job ended and write the table; return the error if it failed."""
         error = None
         if process.status:
             error = self._error(job, process.status)
@@ -191,7 +191,7 @@ class ProcessLauncher(Launcher):
         return error
 
     def _error(self, job: MultirunJob, status: int) -> str:
-        """Return the error of a job in one line: its own line, or how its process ended."""
+        """Return a job's error in one line: the line it printed, or how its process ended."""
         own = job.folder.path / ERROR_NAME
         if own.is_file():
             return own.read_text(errors="replace").strip()
@@ -200,7 +200,7 @@ class ProcessLauncher(Launcher):
         return problem(status)
 
     def _return(self, job: MultirunJob, error: str | None) -> JobReturn:
-        """Return what a sweeper reads: the loss of a job, or its error."""
+        """Return what a sweeper reads: a job's loss, or its error."""
         value: Any = None
         if error is None and self.command.objective is not None:
             try:
@@ -216,7 +216,7 @@ class ProcessLauncher(Launcher):
 
 
 def loss_of_job(root: Path, folder: JobFolder, sweeper: DictConfig) -> float | None:
-    """Return the loss of a finished job that a search minimizes; None for a grid whose losses have no order.
+    """Return the loss that a search minimizes; None for a grid whose losses have no order.
 
     Raises:
         UserError: a search would minimize losses that cannot be compared.
@@ -230,10 +230,10 @@ def loss_of_job(root: Path, folder: JobFolder, sweeper: DictConfig) -> float | N
 
 
 def identity_in(root: Path, config: DictConfig) -> dict[str, Any]:
-    """Return the identity of a training in a multirun's folder; `trainer.precision=auto` becomes the shared choice.
+    """Return a training's identity in a multirun's folder; `trainer.precision=auto` becomes the shared choice.
 
     Raises:
-        UserError: the folder holds jobs of another text.
+        UserError: the folder holds jobs on another text.
     """
     precision = shared_precision(root, config)
     if precision is not None:
@@ -257,11 +257,11 @@ def run_in_process(
     settings: DictConfig,
     run: Callable[[DictConfig, Path], None],
 ) -> float | None:
-    """Run a job of a launcher that calls the task itself (basic, joblib, submitit); skip or resume it as above.
+    """Run a job for a launcher that calls the task itself (basic, joblib, submitit); skip or resume it as above.
 
     Args:
         command: the command.
-        config: config of the job.
+        config: the job's config.
         settings: Hydra's node `hydra`.
         run: runs the command with a config in a folder.
     """
@@ -273,7 +273,7 @@ def run_in_process(
     options = identity_in(root, config)
     folder = JobFolder(choose_folder(root, wanted, options, set()))
     with ExitStack() as lock:
-        if is_first_rank():  # SLURM starts this for each rank of a job
+        if is_first_rank():  # SLURM starts this once per rank in a job
             lock.enter_context(locked(folder.path, wait=True))
             folder.begin(list(settings.overrides.task), options)
         if not folder.result:
@@ -290,7 +290,7 @@ def run_in_process(
 
 
 def prepare_wandb(root: Path) -> None:
-    """Let the runs of a multirun be one group in W&B, each with an id of its own."""
+    """Group a multirun's runs in W&B, each with its id."""
     given = os.environ.pop("WANDB_RUN_ID", None)
     if given is not None:
         notice(

@@ -1,4 +1,4 @@
-"""Results of a multirun: `multirun.json` and `multirun.md` from the folders of its jobs, and its objective."""
+"""Multirun results: `multirun.json` and `multirun.md`, made from its job folders, and its objective."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def check_search(config: DictConfig) -> None:
 
 
 def shared_precision(root: Path, config: DictConfig) -> str | None:
-    """Return the precision of all jobs with `trainer.precision=auto`; None if a config does not say auto.
+    """Return the precision for all jobs with `trainer.precision=auto`; None if a config does not say auto.
 
     The choice is measured and might change, so the first one is kept in `precision.json`.
 
     Args:
-        root: folder of the multirun.
-        config: of a job.
+        root: the multirun's folder.
+        config: the job's config.
     """
     if OmegaConf.select(config, "trainer.precision", default=None) != "auto":
         return None
@@ -103,11 +103,11 @@ class Row:
     Attributes:
         job: its folder, relative to the multirun's.
         state: finished, failed or stopped.
-        overrides: by name; in the table those that differ between the jobs.
+        overrides: by name; the table shows those that differ between jobs.
         metrics: losses by name.
-        notes: error of a failed job, and what ended a training early.
-        options: identity of the job.
-        text: name of the text of a finished job.
+        notes: a failed job's error, and what ended a training early.
+        options: the job's identity.
+        text: name of the text that a finished job used.
     """
 
     job: str
@@ -120,7 +120,7 @@ class Row:
 
 
 def write_results(root: Path) -> Path | None:
-    """Write `multirun.json` and `multirun.md` from the folders of all jobs, the lowest loss first.
+    """Write `multirun.json` and `multirun.md` from all job folders, the lowest loss first.
 
     Neither has times or dates, so that a multirun that was interrupted ends with the same files.
 
@@ -155,7 +155,7 @@ def write_results(root: Path) -> Path | None:
 
 
 def read_row(job: JobFolder, root: Path) -> Row:
-    """Return the row of a job."""
+    """Return a job's row."""
     record = job.record
     result = job.result
     row = Row(job.path.relative_to(root).as_posix(), "stopped", {}, {}, {}, job.options)
@@ -212,7 +212,7 @@ def without_seed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def over_seeds(rows: list[Row]) -> list[dict[str, Any]]:
-    """Return mean and standard deviation of every loss over the jobs that differ in `seed` alone."""
+    """Return every loss's mean and standard deviation over jobs that differ in `seed` alone."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.state == "finished":
@@ -231,7 +231,7 @@ def over_seeds(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def table(rows: list[Row]) -> str:
-    """Return the table of all jobs in Markdown."""
+    """Return the Markdown table with all jobs."""
     lines = []
     for row in rows:
         state = row.state
@@ -243,7 +243,7 @@ def table(rows: list[Row]) -> str:
 
 
 def table_of_seeds(summaries: list[dict[str, Any]]) -> str:
-    """Return the table of means ± standard deviations over seeds in Markdown."""
+    """Return the Markdown table with means ± standard deviations over seeds."""
     lines = []
     for summary in summaries:
         losses = {}
@@ -254,7 +254,7 @@ def table_of_seeds(summaries: list[dict[str, Any]]) -> str:
 
 
 def _markdown(lines: Sequence[tuple[dict[str, str], ...]]) -> str:
-    """Return a table of lines, each of several groups of cells by column; a group's columns stand together."""
+    """Return a table; each line has several groups of cells by column, and a group's columns stand together."""
     columns: dict[str, str] = {}
     for group in zip(*lines, strict=True):
         for cells in group:

@@ -35,7 +35,9 @@ def test_workers_of_two_checkouts_take_turns_and_leave_out_the_first_round() -> 
 
 
 @pytest.mark.slow
-def test_a_worker_that_fails_ends_the_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_that_fails_ends_the_bench(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(bench, "OTHERS", Path(sys.executable))
     with pytest.raises(SystemExit, match="original"):
         measure(CASES["tiny"], {"original": ("original", tmp_path)}, rounds=1)

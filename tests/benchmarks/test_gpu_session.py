@@ -15,11 +15,20 @@ from tests.docs.pages import ROOT
 @pytest.mark.full
 @pytest.mark.timeout(1500)
 def test_a_dry_run_leaves_every_part_in_one_folder(tmp_path: Path) -> None:
-    command = ["benchmarks/gpu.sh", "--dry-run", "--minutes", "30", "--output", str(tmp_path / "out")]
+    command = [
+        "benchmarks/gpu.sh",
+        "--dry-run",
+        "--minutes",
+        "30",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     parts = {part["part"]: part for part in summary["parts"]}
-    assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(parts, "exit 0"), done.stderr
+    assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(
+        parts, "exit 0"
+    ), done.stderr
     assert done.returncode == 0
     assert parts["resume"]["equal"]
     assert parts["compiled"]["graphs"] >= 1
@@ -33,7 +42,9 @@ def test_a_dry_run_leaves_every_part_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_part_that_exceeds_its_time_is_stopped() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+    )
     assert ended(process, 0.5) == "stopped after its time, exit -15"
 
 

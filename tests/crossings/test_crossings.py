@@ -27,27 +27,39 @@ def losses(metrics: dict[str, float]) -> dict[str, float]:
 LOGGERS: dict[str, dict[str, str]] = {
     "wandb": {},
     "tensorboardX": {"_target_": "lightning.pytorch.loggers.TensorBoardLogger"},
-    "mlflow": {"_target_": "lightning.pytorch.loggers.MLFlowLogger", "tracking_uri": "sqlite:///STORE"},
-    "aim": {"_target_": "aim.pytorch_lightning.AimLogger"},
+    "mlflow": {
+        "_target_": "lightning.pytorch.loggers.MLFlowLogger",
+        "tracking_uri": "sqlite:///STORE",
+    },
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("module", LOGGERS)
-def test_no_logger_changes_a_bit_also_after_a_stop(tmp_path: Path, module: str, devices: int) -> None:
+def test_no_logger_changes_a_bit_also_after_a_stop(
+    tmp_path: Path, module: str, devices: int
+) -> None:
     needs(module)
     words = (f"trainer.devices={devices}", "trainer.log_every_n_steps=3")
-    config = tiny_config(tmp_path, *words, "logger=[csv,wandb]" if module == "wandb" else "logger=csv")
+    config = tiny_config(
+        tmp_path, *words, "logger=[csv,wandb]" if module == "wandb" else "logger=csv"
+    )
     if given := LOGGERS[module]:
-        config.logger.each[module] = {name: text.replace("STORE", f"{tmp_path}/db") for name, text in given.items()}
+        config.logger.each[module] = {
+            name: text.replace("STORE", f"{tmp_path}/db") for name, text in given.items()
+        }
     config.trainer.callbacks = [{"_target_": f"{Stopper.__module__}.Stopper", "step": 7}]
     with pytest.raises(Stopped):
         train(config, tmp_path / "run")
     config.trainer.callbacks, config.resume = [], "auto"
     plain = trained(*words) / "run"
-    assert losses(train(config, tmp_path / "run")) == losses(json.loads((plain / "metrics.json").read_text()))
-    ours, theirs = (stored_memory(run / "checkpoints/last.ckpt").states for run in (tmp_path / "run", plain))
+    assert losses(train(config, tmp_path / "run")) == losses(
+        json.loads((plain / "metrics.json").read_text())
+    )
+    ours, theirs = (
+        stored_memory(run / "checkpoints/last.ckpt").states for run in (tmp_path / "run", plain)
+    )
     assert torch.equal(ours, theirs)
 
 
@@ -59,18 +71,32 @@ def test_other_launchers_give_the_same_table(tmp_path: Path, launcher: str) -> N
     for name in ("process", launcher):
         more = (f"hydra/launcher={name}", f"hydra.sweep.dir={tmp_path / name}")
         printed("-m", "txl_lightning.cli", "train", "-m", *words, *more, directory=tmp_path)
-    ours, theirs = (json.loads((tmp_path / name / "multirun.json").read_text()) for name in ("process", launcher))
+    ours, theirs = (
+        json.loads((tmp_path / name / "multirun.json").read_text())
+        for name in ("process", launcher)
+    )
     assert [job["state"] for job in ours["jobs"]] == ["finished"] * 2
     assert ours == theirs
 
 
 def test_papermill_runs_the_notebook_of_the_page(tmp_path: Path) -> None:
     needs("papermill")
-    (code,) = (code for code in blocks(ROOT / "docs/training.md", "python") if "import compose, train" in code)
+    (code,) = (
+        code
+        for code in blocks(ROOT / "docs/training.md", "python")
+        if "import compose, train" in code
+    )
     code = code.replace("max_steps=2", "max_steps={steps}").replace('"trainer', 'f"trainer')
-    sources = {"parameters": "steps = 1", "train": code, "end": "assert metrics['steps'] == steps == 3"}
+    sources = {
+        "parameters": "steps = 1",
+        "train": code,
+        "end": "assert metrics['steps'] == steps == 3",
+    }
     empty = {"cell_type": "code", "outputs": [], "execution_count": 1}
-    cells = [{**empty, "id": tag, "metadata": {"tags": [tag]}, "source": source} for tag, source in sources.items()]
+    cells = [
+        {**empty, "id": tag, "metadata": {"tags": [tag]}, "source": source}
+        for tag, source in sources.items()
+    ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python", "language": "python"}}
     notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
     (tmp_path / "in.ipynb").write_text(json.dumps(notebook))

@@ -8,7 +8,9 @@ import pytest
 
 from tests.training.small_run import evaluated, trained
 
-pytest.importorskip("lm_eval", reason="lm-evaluation-harness has an environment of its own: make test-crossings")
+pytest.importorskip(
+    "lm_eval", reason="lm-evaluation-harness has an environment of its own: make test-crossings"
+)
 
 CHOICES = [("line 7: the", [" square", " squere"], 0), ("the square of 7 is ", ["49", "94"], 1)]
 TASKS = {
@@ -54,11 +56,16 @@ def test_a_task_of_local_text_has_the_numbers_of_txl_evaluate(tmp_path: Path) ->
         (tmp_path / f"{name}.yaml").write_text(task.format(folder=tmp_path))
     tasks = TaskManager(include_path=str(tmp_path), include_defaults=False)
     model = TransformerXLForHarness(str(checkpoint))
-    found = simple_evaluate(model, tasks=["squares", "lines"], task_manager=tasks, log_samples=True, bootstrap_iters=0)
+    found = simple_evaluate(
+        model, tasks=["squares", "lines"], task_manager=tasks, log_samples=True, bootstrap_iters=0
+    )
 
     pairs = [(context, choice) for context, choices, _ in CHOICES for choice in choices]
     pairs += [("\n", text) for text in texts]  # the end of a line stands before a text
-    lines = [json.dumps({"context": context, "continuation": continuation}) for context, continuation in pairs]
+    lines = [
+        json.dumps({"context": context, "continuation": continuation})
+        for context, continuation in pairs
+    ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
     evaluated(checkpoint, tmp_path / "own", continuations=str(tmp_path / "pairs.jsonl"))
     table = (tmp_path / "own/continuations.tsv").read_text().splitlines()[1:]
@@ -68,7 +75,10 @@ def test_a_task_of_local_text_has_the_numbers_of_txl_evaluate(tmp_path: Path) ->
     likelihoods = [float(response[0][0]) for sample in samples for response in sample["resps"]]
     assert [-likelihood for likelihood in likelihoods] == pytest.approx(nats[:4], rel=1e-5)
     chosen = [nats[0] > nats[1], nats[2] > nats[3]]
-    accuracy = sum(int(choice) == answer for choice, (_, _, answer) in zip(chosen, CHOICES, strict=True)) / 2
+    accuracy = (
+        sum(int(choice) == answer for choice, (_, _, answer) in zip(chosen, CHOICES, strict=True))
+        / 2
+    )
     assert found["results"]["squares"]["acc,none"] == accuracy
     n_bytes = sum(len(text) for text in texts)
     assert found["results"]["lines"]["byte_perplexity,none"] == pytest.approx(

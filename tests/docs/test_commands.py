@@ -42,7 +42,18 @@ NOT_RUN = {
     "trainer=ddp",
     "trainer=gpu",
 }
-OTHER_PROGRAMS = {"benchmarks/gpu.sh", "export", "hf", "make", "pip", "python", "source", "srun", "torchrun", "wandb"}
+OTHER_PROGRAMS = {
+    "benchmarks/gpu.sh",
+    "export",
+    "hf",
+    "make",
+    "pip",
+    "python",
+    "source",
+    "srun",
+    "torchrun",
+    "wandb",
+}
 
 # Options that replace those on the page, and options that are added where the page does not have them.
 REPLACED = {
@@ -65,14 +76,37 @@ ADDED = {
         "trainer.val_max_segments=3",
     ],
     "evaluate": ["max_segments=3"],
-    "recl": ["first_context=4", "step=4", "max_context=12", "n_positions=20", "bootstrap=50", "logger=none"],
+    "recl": [
+        "first_context=4",
+        "step=4",
+        "max_context=12",
+        "n_positions=20",
+        "bootstrap=50",
+        "logger=none",
+    ],
     "attention": ["max_segments=40", "logger=none"],
-    "speed": ["rounds=3", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"],
+    "speed": [
+        "rounds=3",
+        "attention_lengths=[30,60]",
+        "n_layer=1",
+        "d_model=16",
+        "n_head=2",
+        "d_inner=16",
+    ],
     "generate": ["n_tokens=30"],
 }
 GENERATED_DATA = {"data=recall", "experiment=recall", "data=brackets"}
 # Runs that other commands read; their training comes first.
-RUNS = ["runs/first", "runs/on", "runs/off", "runs/second", "runs/t5", "runs/book", "runs/notes", "runs/tune"]
+RUNS = [
+    "runs/first",
+    "runs/on",
+    "runs/off",
+    "runs/second",
+    "runs/t5",
+    "runs/book",
+    "runs/notes",
+    "runs/tune",
+]
 
 
 def options_of(words: list[str]) -> dict[str, str]:

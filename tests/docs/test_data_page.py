@@ -29,22 +29,32 @@ from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.data.subwords import train_byte_pairs
 
 PAGE = (ROOT / "docs/data.md").read_text()
-ROWS = re.findall(r"^\| [^|]+ \| `((?:data\.level=\S+ )?data\.path=\S+[^`]*)` \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(
+    r"^\| [^|]+ \| `((?:data\.level=\S+ )?data\.path=\S+[^`]*)` \|$", PAGE, re.MULTILINE
+)
 TEXT = "".join(TEXTS)
 NAMES = json.dumps({f"note {n}": n for n in range(2_000)})
 HUB = {"hub/train-0.parquet": TEXTS[:30], "hub/test-0.parquet": TEXTS[30:]}
 PAPER = {"paper/a.tex": TEXT[:90], "paper/b/c.tex": TEXT[90:], "paper/plot.png": bytes(9_000)}
-STORED: dict[str, Callable[[Path], object]] = {  # of every `data.path` in the table: writes it into a folder
+STORED: dict[
+    str, Callable[[Path], object]
+] = {  # of every `data.path` in the table: writes it into a folder
     "book.txt": lambda folder: files(folder, {"book.txt": TEXT}),
     "paper/**/*.tex": lambda folder: files(folder, PAPER),
     "c4/": lambda folder: files(folder, {"c4/c4-train.00000.json.gz": gzip.compress(JSON_LINES)}),
     "wiki_00": lambda folder: files(folder, {"wiki_00": JSON_LINES}),
-    "posts.jsonl": lambda folder: files(folder, {"posts.jsonl": JSON_LINES.replace(b'"text"', b'"body"')}),
+    "posts.jsonl": lambda folder: files(
+        folder, {"posts.jsonl": JSON_LINES.replace(b'"text"', b'"body"')}
+    ),
     "crawl.jsonl": lambda folder: files(folder, {"crawl.jsonl": JSON_LINES + b'{"text": "cut o'}),
     "reviews.csv": lambda folder: files(folder, {"reviews.csv": csv_of(column="review")}),
     "quoted.tsv": lambda folder: files(folder, {"quoted.tsv": csv_of("\t")}),
-    "hub/": lambda folder: files(folder, {name: parquet_of(texts=texts) for name, texts in HUB.items()}),
-    "saved/": lambda folder: datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(folder / "saved"),
+    "hub/": lambda folder: files(
+        folder, {name: parquet_of(texts=texts) for name, texts in HUB.items()}
+    ),
+    "saved/": lambda folder: datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(
+        folder / "saved"
+    ),
     "events.log": lambda folder: files(folder, {"events.log": TEXT}),
     "photo.bmp": lambda folder: files(folder, {"photo.bmp": TEXT}),
     "notes.npy": lambda folder: np.save(folder / "notes.npy", IDS),
@@ -57,7 +67,9 @@ STORED: dict[str, Callable[[Path], object]] = {  # of every `data.path` in the t
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_of_the_table_reads_what_it_says(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_the_table_reads_what_it_says(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     typed = {}
     for word in row.split():

@@ -57,7 +57,11 @@ def test_the_page_on_training_lists_the_encodings_of_the_paper() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md"])
 def test_the_example_in_python_runs(page: str) -> None:
-    examples = [code for code in blocks(ROOT / page, "python") if code.startswith("import torch\nfrom txl_lightning")]
+    examples = [
+        code
+        for code in blocks(ROOT / page, "python")
+        if code.startswith("import torch\nfrom txl_lightning")
+    ]
     examples = [code for code in examples if "@register_encoding" not in code]
     (example,) = examples
     exec(compile(example, page, "exec"), {})

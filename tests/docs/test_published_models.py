@@ -23,7 +23,9 @@ def object_of(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> Any:
     return kind()
 
 
-def test_the_script_writes_the_symbols_of_a_pickled_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_writes_the_symbols_of_a_pickled_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The classes of the paper's code are not importable here."""
     corpus = object_of(monkeypatch, "data_utils", "Corpus")
     corpus.vocab = object_of(monkeypatch, "vocabulary", "Vocab")

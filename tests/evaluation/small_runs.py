@@ -63,7 +63,10 @@ class SmallRuns:
             if config.data.name == "lm1b":
                 lines = "the cat sat \nthe cat sat still \nthe cat sat still still \n"
                 numbers = {"train": 90, "valid": 5, "test": 5}
-                files(place / "lm1b", {f"{split}.txt": lines * n for split, n in numbers.items()})
+                files(
+                    place / "lm1b",
+                    {f"{split}.txt": lines * n for split, n in numbers.items()},
+                )
                 config.data.root = str(place)
             train(config, directory)
         return directory

@@ -50,7 +50,14 @@ def attention_of_queries(model: TransformerXL, streams: Streams, terms: str | No
     for index in range(len(streams)):
         recorded, memory = attention_inputs(model, streams[index].tokens, memory)
         for layer, (attention, inputs) in enumerate(recorded):
-            weights_HBTK = attention.logits(*inputs, terms).softmax(-1).numpy()
+            weights_HBTK = (
+                attention.logits(
+                    *inputs,
+                    terms,
+                )
+                .softmax(-1)
+                .numpy()
+            )
             H, B, T, _ = weights_HBTK.shape
             for stream, query in product(range(B), range(T)):
                 if min(n_read, mem_len) + query + 1 < reach:
@@ -67,7 +74,11 @@ def attention_of_queries(model: TransformerXL, streams: Streams, terms: str | No
 @pytest.mark.parametrize("kind", KINDS)
 def test_streaming_sums_are_the_direct_average(kind: str) -> None:
     model = tiny_model(**{"mem_len": 4, **KINDS[kind]})
-    streams = Streams(random_stream(1, 29)[0].numpy(), 2, SEGMENT_LEN)
+    streams = Streams(
+        random_stream(1, 29)[0].numpy(),
+        2,
+        SEGMENT_LEN,
+    )
     maps = attention_maps(model, streams)
     terms = [term for term in "abd" if term in model.config.active_terms]
     assert list(maps.by_distance) == ["all", *terms]
@@ -76,7 +87,12 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
         queries = attention_of_queries(model, streams, None if term == "all" else term)
         near = queries.mean(axis=1)[:, :reach]
         expected = near / near.sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(maps.by_distance[term], expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            maps.by_distance[term],
+            expected,
+            rtol=0,
+            atol=1e-12,
+        )
         if term == "all":
             assert maps.queries == queries.shape[1]
             distances = (queries @ np.arange(MOST_DISTANCES)).mean(axis=1)
@@ -116,16 +132,21 @@ def test_a_piece_of_text_has_the_attention_it_has_in_a_stream(same_length: bool)
     assert "".join(piece.targets) == letters.decode(stream[0, 37:41])
     memory = None
     for start in range(0, 36, 4):
-        _, memory = model(stream[:, start : start + 4], memory)
-    recorded, _ = attention_inputs(model, stream[:, 36:40], memory)
-    assert len(piece.weights) == model.config.n_layer * model.config.n_head
-    for head, weights_QC in piece.weights.items():
-        layer, number = head.split(":")
-        attention, inputs = recorded[int(layer) - 1]
-        expected_TK = attention.logits(*inputs)[int(number) - 1, 0].softmax(-1)
+        _, memory = model(
+            stream[:, start : start + 4],
+            memory,
+        )
+    recorded, _ = attention_inputs(
+        model,
+        stream[:, 36:40],
+        memory,
+    )
+    for layer, (attention, inputs) in enumerate(recorded):
+        weights_HQK = attention.logits(*inputs)[:, 0].softmax(-1)
+        weights_HQC = piece.weights_NHQC[layer]
         np.testing.assert_allclose(
-            weights_QC,
-            expected_TK[:, :6],
+            weights_HQC,
+            weights_HQK[:, :, :6],
             rtol=0,
             atol=1e-12,
         )
@@ -173,7 +194,10 @@ def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures)
     # The query itself is the last column.
     for name, term in (("by_distance", "all"), ("terms", "a")):
         shown = np.asarray(drawn[f"{name}.svg"].axes[0].get_images()[0].get_array())
-        expected = np.maximum(maps.by_distance[term][:, ::-1], 0.1 / 7)
+        expected = np.maximum(
+            maps.by_distance[term][:, ::-1],
+            0.1 / 7,
+        )
         np.testing.assert_allclose(shown, expected, rtol=1e-6)
 
 
@@ -184,7 +208,6 @@ def test_lengths_heads_and_splits_that_are_asked_for_are_used(
     given = {
         "split": "test",
         "max_segments": 4,
-        "heads": ["1:2", "2:1"],
         "text_position": 40,
     }
     found, _ = written(
@@ -196,20 +219,24 @@ def test_lengths_heads_and_splits_that_are_asked_for_are_used(
     )
     assert (found["distances"], found["terms"]) == (6, "ab")
     assert found["queries"] == 3 * (4 * 6 - 5)
-    assert found["text"] == {
-        "position": 40,
-        "targets": 6,
-        "heads": ["1:2", "2:1"],
-    }
+    heads = found["text"].pop("heads")
+    assert found["text"] == {"position": 40, "targets": 6}
     titles = [axes.get_title(loc="left") for axes in drawn["text.svg"].axes]
-    assert titles[:2] == ["layer 1, head 2", "layer 2, head 1"]
+    for head, title in zip(heads, titles, strict=False):
+        layer, number = head.split(":")
+        assert title == f"layer {layer}, head {number}"
 
 
 def test_a_fifth_of_the_tokens_is_marked() -> None:
     weights = np.random.default_rng(0).random((4, 20))
     weights[1, 2:] = 0
     marked = most_attended(weights)
-    assert marked.sum(axis=1).tolist() == [4, 2, 4, 4]
+    assert marked.sum(axis=1).tolist() == [
+        4,
+        2,
+        4,
+        4,
+    ]
     first = weights[0]
     assert first[marked[0]].min() > first[~marked[0]].max()
 

@@ -55,9 +55,15 @@ def test_memory_is_varied_with_the_same_attention_length_for_all_tokens(
         lengths["clamp_len"] = row["evaluation"]["clamp_len"]
         expected = direct(runs, "characters", "valid", 8, **lengths)
         assert row["nll"] == pytest.approx(expected, rel=1e-6)
-        assert row["bpc"] == pytest.approx(expected / math.log(2), rel=1e-6)
+        assert row["bpc"] == pytest.approx(
+            expected / math.log(2),
+            rel=1e-6,
+        )
     init = sweep["init"]
-    assert init["nll"] == pytest.approx(metrics(runs, "characters")["val/nll"], rel=1e-6)
+    assert init["nll"] == pytest.approx(
+        metrics(runs, "characters")["val/nll"],
+        rel=1e-6,
+    )
     assert init["attention_length"] == 16
     everything = [init, *rows]
     assert sweep["best"]["nll"] == min(row["nll"] for row in everything)
@@ -84,7 +90,12 @@ def test_absolute_positions_use_extended_context_as_far_as_they_go(
     assert sweep["length_option"] == "ext_len"
     assert [row["attention_length"] for row in sweep["lengths"]] == [3, 9, 10]
     rows = [*sweep["lengths"], sweep["init"]]
-    lengths = [(1, 2), (2, 7), (2, 8), (2, 8)]
+    lengths = [
+        (1, 2),
+        (2, 7),
+        (2, 8),
+        (2, 8),
+    ]
     for row, (segment_len, ext_len) in zip(rows, lengths, strict=True):
         expected = direct(runs, "extended", "valid", segment_len, ext_len, mem_len=0)
         assert row["nll"] == pytest.approx(expected, rel=1e-6)
@@ -110,7 +121,10 @@ def test_a_length_is_chosen_on_one_split_for_the_others(
     assert selected["best"]["nll"] == pytest.approx(expected, rel=1e-6)
     for name in ("init", "best"):
         nll, _ = losses(tmp_path / selected[name]["losses"])
-        assert selected[name]["nll"] == pytest.approx(nll.mean(dtype=float), rel=1e-9)
+        assert selected[name]["nll"] == pytest.approx(
+            nll.mean(dtype=float),
+            rel=1e-9,
+        )
     shown, values = curves(drawn["attention_lengths.svg"].axes[0])["valid"]
     assert shown == lengths
     assert values[-1] == sweep["lengths"][-1]["bpc"]
@@ -124,7 +138,12 @@ def test_a_shorter_sweep_leaves_the_other_splits_whole(runs: SmallRuns, tmp_path
     assert found["test"]["tokens"] == len(tokens) - 2 - len(tokens) % 2
 
 
-SENTENCES = [(12, 11, 2), (11, 11, 2), (3, 6, 1), (19, 15, 3)]
+SENTENCES = [
+    (12, 11, 2),
+    (11, 11, 2),
+    (3, 6, 1),
+    (19, 15, 3),
+]
 
 
 @pytest.mark.parametrize(("n", "n_tokens", "n_sentences"), SENTENCES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.evaluation.small_runs import SmallRuns
-from tests.evaluation.test_tables import checkpoint_of
+from tests.training.small_run import trained as trained_run
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.continuations import (
@@ -44,8 +44,14 @@ def alone(trained: Any, continuation: Continuation) -> tuple[float, bool]:
     memory = None
     for start in range(0, text.shape[1] - 1, lengths.segment_len):
         begin = max(0, start - lengths.ext_len)
-        stop = min(start + lengths.segment_len, text.shape[1] - 1)
-        hidden, memory = model(text[:, begin:stop], memory)
+        stop = min(
+            start + lengths.segment_len,
+            text.shape[1] - 1,
+        )
+        hidden, memory = model(
+            text[:, begin:stop],
+            memory,
+        )
         log_probabilities = model.log_probabilities(hidden)[0, start - begin :]
         for place, row in enumerate(log_probabilities, start):
             if place + 1 >= max(1, continuation.n_context):
@@ -53,6 +59,13 @@ def alone(trained: Any, continuation: Continuation) -> tuple[float, bool]:
                 nats -= float(row[target])
                 greedy &= int(row.argmax()) == target
     return nats, greedy
+
+
+def checkpoint_of(runs: SmallRuns, kind: str) -> str:
+    if kind == "pairs":
+        words = ("data.level=bpe", "data.vocab_size=270", "trainer.max_steps=1")
+        return str(trained_run(*words) / "run/checkpoints/best.ckpt")
+    return runs.checkpoint(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +97,10 @@ def test_a_text_is_divided_where_its_tokens_differ(runs: SmallRuns) -> None:
 def written(directory: Path, runs: SmallRuns, name: str, text: str) -> list[dict[str, str]]:
     """Score a table and return the rows of the result."""
     (directory / name).write_text(text)
-    options = EvaluateOptions(runs.checkpoint("relative"), continuations=str(directory / name))
+    options = EvaluateOptions(
+        runs.checkpoint("relative"),
+        continuations=str(directory / name),
+    )
     lines = run(options, directory)
     with (directory / "continuations.tsv").open(newline="") as file:
         rows = list(

@@ -12,7 +12,15 @@ from txl_lightning.evaluation import losses as module
 from txl_lightning.evaluation.losses import standard_error, stream_losses, text_units
 from txl_lightning.model.inference.cached import CachedTransformerXL
 
-TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 200).astype(np.uint8)
+TOKENS = (
+    np.random.default_rng(3)
+    .integers(
+        0,
+        VOCABULARY,
+        200,
+    )
+    .astype(np.uint8)
+)
 
 
 def batches(
@@ -26,7 +34,13 @@ def batches(
         patched.setattr(
             model,
             "score",
-            lambda x, *given: sizes.append(len(x)) or score(x, *given),
+            lambda x, *given: (
+                sizes.append(len(x))
+                or score(
+                    x,
+                    *given,
+                )
+            ),
             raising=False,
         )
         return stream_losses(
@@ -65,12 +79,45 @@ def test_segments_without_memory_are_joined(
 
 
 def test_units_are_blocks_or_sentences_and_a_single_one_has_no_error() -> None:
-    assert standard_error(np.ones(3), np.zeros(3, dtype=np.int64)) == (None, 1)
-    of_blocks, name = text_units(np.array([1, 2, 3, 4, 5, 8]), None, 3)
-    assert (of_blocks.tolist(), name) == ([0, 0, 1, 1, 1, 2], "blocks of 3 tokens")
+    assert standard_error(
+        np.ones(3),
+        np.zeros(3, dtype=np.int64),
+    ) == (None, 1)
+    of_blocks, name = text_units(
+        np.array([1, 2, 3, 4, 5, 8]),
+        None,
+        3,
+    )
+    assert (of_blocks.tolist(), name) == (
+        [
+            0,
+            0,
+            1,
+            1,
+            1,
+            2,
+        ],
+        "blocks of 3 tokens",
+    )
     # <S> a b | <S> c | <S> d e, and the <S> after it: the end of a sentence belongs to the sentence.
-    of_sentences, name = text_units(np.arange(1, 9), np.array([0, 3, 5]), 3)
-    assert (of_sentences.tolist(), name) == ([0, 0, 0, 1, 1, 2, 2, 2], "sentences")
+    of_sentences, name = text_units(
+        np.arange(1, 9),
+        np.array([0, 3, 5]),
+        3,
+    )
+    assert (of_sentences.tolist(), name) == (
+        [
+            0,
+            0,
+            0,
+            1,
+            1,
+            2,
+            2,
+            2,
+        ],
+        "sentences",
+    )
 
 
 READERS = ["hidden", "cached", "clusters"]
@@ -86,5 +133,14 @@ def test_a_target_that_is_no_token_is_refused_with_resets_too(target: int, reade
     if reader == "cached":
         model = CachedTransformerXL(model)
     tokens = torch.tensor([[-4, 1, 2, -6]])
-    with torch.no_grad(), pytest.raises(RuntimeError, match=f"index {target} is out of bounds"):
-        model.score(tokens, torch.tensor([[1, 2, target, 3]]))
+    with (
+        torch.no_grad(),
+        pytest.raises(
+            RuntimeError,
+            match=f"index {target} is out of bounds",
+        ),
+    ):
+        model.score(
+            tokens,
+            torch.tensor([[1, 2, target, 3]]),
+        )

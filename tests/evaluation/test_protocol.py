@@ -17,7 +17,15 @@ from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.evaluation.trained import TrainedModel
 
 N, SEGMENT = 33, 8
-TOKENS = np.random.default_rng(3).integers(0, 256, N).astype(np.uint8)
+TOKENS = (
+    np.random.default_rng(3)
+    .integers(
+        0,
+        256,
+        N,
+    )
+    .astype(np.uint8)
+)
 LONGER = {"relative": 14, "shaw": 14}  # absolute positions end with the trained length
 
 
@@ -56,16 +64,35 @@ def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: 
         settings = window.settings()
         S = settings["segment_len"]
         A = S + settings["ext_len"]
-        assert (settings["mem_len"], settings["protocol"], S) == (0, "window", max(1, A // 4))
+        assert (settings["mem_len"], settings["protocol"], S) == (
+            0,
+            "window",
+            max(
+                1,
+                A // 4,
+            ),
+        )
         before = losses(window)
         for changed in range(0, N - 1, 8):
             tokens = TOKENS.copy()
             tokens[changed] += 1
             after = losses(window, tokens)
             differ = set((np.flatnonzero(before != after) + 1).tolist()) - {changed}
-            last = min(changed + A - S + 1, N - 1)
+            last = min(
+                changed + A - S + 1,
+                N - 1,
+            )
             guaranteed = set(range(changed + 1, last + 1))
-            assert guaranteed <= differ <= set(range(changed + 1, changed + A + 1)), (A, changed)
+            assert (
+                guaranteed
+                <= differ
+                <= set(
+                    range(
+                        changed + 1,
+                        changed + A + 1,
+                    )
+                )
+            ), (A, changed)
     assert (
         protocol.at_training_lengths().settings()
         == protocol.at_attention_length(SEGMENT).settings()
@@ -84,6 +111,9 @@ def test_distances_beyond_training_are_clamped_and_others_are_not(
     assert beyond.settings()["clamp_len"] == trained - 1
     free = replace(beyond, clamped=False)
     assert free.settings() == beyond.settings() | {"clamp_len": -1}
-    given = replace(free, evaluation=replace(beyond.evaluation, clamp_len=trained - 1))
+    given = replace(
+        free,
+        evaluation=replace(beyond.evaluation, clamp_len=trained - 1),
+    )
     np.testing.assert_array_equal(losses(beyond), losses(given))
     assert not np.allclose(losses(beyond), losses(free))

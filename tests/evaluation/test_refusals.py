@@ -28,15 +28,25 @@ COMMANDS: dict[str, tuple[Any, type]] = {
 LISTED = Path(__file__).with_name("refusals.txt").read_text("utf-8").splitlines()[1:]
 
 
-@pytest.mark.parametrize(("words", "said"), [re.split(r"\s+\| ", row) for row in LISTED])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [re.split(r"\s+\| ", row) for row in LISTED],
+)
 def test_what_cannot_be_done_is_refused(
     runs: SmallRuns, tmp_path: Path, words: str, said: str
 ) -> None:
     def written(found: re.Match[str]) -> str:
-        return files(runs.folder, {"given.txt": found[1].replace("\\n", "\n")})[0]
+        return files(
+            runs.folder,
+            {"given.txt": found[1].replace("\\n", "\n")},
+        )[0]
 
     words = re.sub(r"TEXT\((.*?)\)", written, words)
-    words = re.sub(r"@(\w+)", lambda found: runs.checkpoint(found[1]), words)
+    words = re.sub(
+        r"@(\w+)",
+        lambda found: runs.checkpoint(found[1]),
+        words,
+    )
     command, *given = shlex.split(words)
     module, options = COMMANDS[command]
     dotlist = OmegaConf.from_dotlist(given)

@@ -66,13 +66,22 @@ def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Pa
     test = found["test"]
     nll, positions = losses(tmp_path / "losses_test.npz")
     assert test["tokens"] == test["bytes"] == len(nll) == 3 * 2 * 8
-    assert test["nll"] == pytest.approx(sum(nll.astype(float)) / len(nll), rel=1e-9)
+    assert test["nll"] == pytest.approx(
+        sum(nll.astype(float)) / len(nll),
+        rel=1e-9,
+    )
     assert test["bpc"] == test["bpb"]
-    assert test["bpc"] == pytest.approx(test["nll"] / math.log(2), rel=1e-9)
+    assert test["bpc"] == pytest.approx(
+        test["nll"] / math.log(2),
+        rel=1e-9,
+    )
     error, n_blocks = by_blocks(nll, positions)
     errors = test["standard_error"]
     assert errors["nll"] == pytest.approx(error, rel=1e-6)
-    assert errors["bpc"] == pytest.approx(error / math.log(2), rel=1e-6)
+    assert errors["bpc"] == pytest.approx(
+        error / math.log(2),
+        rel=1e-6,
+    )
     assert (errors["over"], errors["units"]) == ("blocks of 20 tokens", n_blocks)
     n_tokens = len(corpus.splits["test"])
     left_out = test["left_out"]
@@ -113,12 +122,11 @@ def test_a_line_names_its_units_and_fits_on_a_terminal() -> None:
     values: dict[str, Any] = {
         "ppl": 123.5678,
         "bpb": 1.23456,
-        "ppl_word": 2345.789,
     }
     values["init"] = {"ppl": 234.6789}
     values["standard_error"] = {"ppl": 12.3456, "over": "blocks of 1,000 tokens"}
     line = score_line("valid", values)
-    expected = "valid: perplexity 123.57 ± 12.35, 1.2346 bits per byte, 2345.8 per word"
+    expected = "valid: perplexity 123.57 ± 12.35, 1.2346 bits per byte"
     assert line == f"{expected} (training's lengths: 234.68)"
     values["tokens"] = 12345678
     values["left_out"] = {"first_of_streams": 10, "max_segments": 1234567}
@@ -137,11 +145,9 @@ def test_a_line_names_its_units_and_fits_on_a_terminal() -> None:
 @pytest.mark.parametrize("title", ["whole", "valid, attention length 16384"])
 @pytest.mark.parametrize("perplexity", [9.9, 12345.678, 1e30])
 def test_a_line_of_any_values_fits_on_a_terminal(title: str, perplexity: float) -> None:
-    """Of a model that is not trained yet the perplexity per word has dozens of digits."""
     values: dict[str, Any] = {
         "ppl": perplexity,
         "bpb": math.log2(perplexity) / 3,
-        "ppl_word": perplexity**2,
         "init": {"ppl": 2 * perplexity},
         "standard_error": {"ppl": perplexity / 7},
     }

@@ -29,13 +29,20 @@ def test_the_schemes_compute_the_losses_of_the_text(extra_key: bool) -> None:
     memory = None
     for start in (0, 4, 8):
         targets = text[:, start + 1 : start + 5]
-        expected, memory = same.score(text[:, start : start + 4], targets, memory)
+        expected, memory = same.score(
+            text[:, start : start + 4],
+            targets,
+            memory,
+        )
         for name in ("hidden", "cached"):
             torch.testing.assert_close(schemes[name].read(), expected)
     windows = vanilla.with_lengths(same_length=False)
     for t in (6, 7, 8):
         window = text[:, t - 5 : t + 1]
-        expected, _ = windows.score(window, text[:, t + 1 : t + 2])
+        expected, _ = windows.score(
+            window,
+            text[:, t + 1 : t + 2],
+        )
         torch.testing.assert_close(schemes["vanilla"].read(), expected)
 
 
@@ -75,7 +82,12 @@ def test_what_was_measured_is_written(
             times = result["seconds_per_token"][name]
             assert len(times["rounds"]) == 2
             of_name.append(1000 * times["median"])
-            assert float(cells[place].replace(",", "")) == pytest.approx(of_name[-1], rel=0.006)
+            assert float(
+                cells[place].replace(
+                    ",",
+                    "",
+                )
+            ) == pytest.approx(of_name[-1], rel=0.006)
         ratio = result["ratios"]["vanilla/hidden"]
         spread = f"({ratio['min']:,.0f}–{ratio['max']:,.0f})"
         assert cells[4] == f"{ratio['median']:,.0f}× {spread}"

@@ -15,10 +15,20 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
         axes.plot([1, 2], label=plain_text(name))
     save_with_legend(figure, axes, tmp_path / "f")
     picture = (tmp_path / "f.svg").read_text()
-    assert all(f"<!-- {name} -->" in picture.replace("<!--  ", "<!-- ") for name in names)
+    assert all(
+        f"<!-- {name} -->"
+        in picture.replace(
+            "<!--  ",
+            "<!-- ",
+        )
+        for name in names
+    )
 
 
-@pytest.mark.parametrize(("letters", "columns"), [(10, 2), (20, 2), (34, 1), (60, 1)])
+@pytest.mark.parametrize(
+    ("letters", "columns"),
+    [(10, 2), (20, 2), (34, 1), (60, 1)],
+)
 def test_a_legend_lies_within_its_figure(letters: int, columns: int, tmp_path: Path) -> None:
     figure = new_figure(5.4)
     axes = figure.add_subplot()

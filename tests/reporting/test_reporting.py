@@ -40,7 +40,10 @@ def test_the_gpus_are_those_of_the_driver(monkeypatch: Patch, tmp_path: Path) ->
 
 
 def test_numbers_are_aligned_to_the_right() -> None:
-    table = markdown_table(["arm", "bpc"], [["on", "1.94 ± 0.01"], ["off", "2.08"], ["none", "–"]])
+    table = markdown_table(
+        ["arm", "bpc"],
+        [["on", "1.94 ± 0.01"], ["off", "2.08"], ["none", "–"]],
+    )
     assert table.splitlines()[1] == "| --- | ---: |"
     assert table.splitlines()[2] == "| on | 1.94 ± 0.01 |"
 
@@ -51,4 +54,10 @@ CELL = r"&lt;script&gt;alert(1)&lt;/script&gt; a\|b\\\|c \| d \*e\* \`f\` [g\](h
 
 def test_a_name_stays_one_cell_without_markup() -> None:
     lines = [f"| {CELL} | loss |", "| --- | ---: |", f"| {CELL} | 1 |"]
-    assert markdown_table([NAME, "loss"], [[NAME, "1"]]).splitlines() == lines
+    assert (
+        markdown_table(
+            [NAME, "loss"],
+            [[NAME, "1"]],
+        ).splitlines()
+        == lines
+    )

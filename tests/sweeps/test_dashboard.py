@@ -29,7 +29,14 @@ def test_the_json_has_the_sections_and_is_the_same_every_time() -> None:
     found = json.loads(written)
     assert (found["entity"], found["project"]) == ("lab", "txl_lightning")
     sections = found["spec"]["section"]["panelBankConfig"]["sections"]
-    names = ["Ablation", "Learning curves by arm", "RECL and context", "Speed", "Attention", "Sweeps"]
+    names = [
+        "Ablation",
+        "Learning curves by arm",
+        "RECL and context",
+        "Speed",
+        "Attention",
+        "Sweeps",
+    ]
     assert [section["name"] for section in sections] == names
     assert all(section["panels"] for section in sections)
 
@@ -40,12 +47,20 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("dashboard")
     logger = LoggerConfig(each={"wandb": None})
     contexts = ("context_curve.max_context=8", "context_curve.every_n_steps=2")
-    steps = ("trainer.max_steps=4", "trainer.val_every_n_steps=4", "trainer.log_every_n_steps=2", "logger=wandb")
+    steps = (
+        "trainer.max_steps=4",
+        "trainer.val_every_n_steps=4",
+        "trainer.log_every_n_steps=2",
+        "logger=wandb",
+    )
     train(tiny_config(directory, *steps, "data.level=char", *contexts), directory / "train")
     best = str(directory / "train/checkpoints/best.ckpt")
     for command in COMMANDS[1:]:
         (directory / command).mkdir()
-    evaluate(EvaluateOptions(best, attention_lengths=[4, 8], block_len=20, logger=logger), directory / "evaluate")
+    evaluate(
+        EvaluateOptions(best, attention_lengths=[4, 8], block_len=20, logger=logger),
+        directory / "evaluate",
+    )
     recl(directory / "recl", best, names=["ours"], logger=logger, max_context=12)
     attention(AttentionOptions(best, max_segments=4, logger=logger), directory / "attention")
     sizes: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8}
@@ -73,7 +88,11 @@ def test_every_panel_and_column_shows_what_a_command_logs(logged: dict[str, Path
     there: set[str] = set()
     for run in logged.values():
         for name, value in summary(run)["summary"].items():
-            there |= {name, *(f"{name}.{inner}" for inner in value)} if isinstance(value, dict) else {name}
+            there |= (
+                {name, *(f"{name}.{inner}" for inner in value)}
+                if isinstance(value, dict)
+                else {name}
+            )
     columns = [name.removeprefix("summary:") for name in PINNED if name.startswith("summary:")]
     asked = {re.sub("ppl|bpb", "bpc", key) for key in (*keys_of_panels(), *columns)}
     assert len(asked) >= 23

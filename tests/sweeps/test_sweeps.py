@@ -21,10 +21,18 @@ from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.training.checks import check_config
 from txl_lightning.training.loggers import run_name
 
-SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))}
+SWEEPS = {
+    path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))
+}
 PAGE = ROOT / "sweeps/README.md"
 ONE_LINERS = [words[3:] for words in commands([PAGE]) if words[1] == "train"]
-MULTIRUNS = dict(zip(("table_6", "terms", "memory_by_segment", "learning_rate", "search"), ONE_LINERS, strict=True))
+MULTIRUNS = dict(
+    zip(
+        ("table_6", "terms", "memory_by_segment", "learning_rate", "search"),
+        ONE_LINERS,
+        strict=True,
+    )
+)
 register()
 
 
@@ -37,7 +45,9 @@ def arms(sweep: dict[str, Any]) -> list[dict[str, Any]]:
 def overrides(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
     """Return the overrides of the `txl train` command that W&B's agent runs."""
     words = create_sweep_command(list(sweep["command"]))
-    given = create_sweep_command_args({"args": {name: {"value": value} for name, value in chosen.items()}})
+    given = create_sweep_command_args(
+        {"args": {name: {"value": value} for name, value in chosen.items()}}
+    )
     macros = {"${env}": ["/usr/bin/env"], "${program}": [sweep["program"]]}
     macros["${args_no_hyphens}"] = given["args_no_hyphens"]
     command = [word for chunk in words for word in macros.get(chunk, [chunk])]
@@ -49,14 +59,18 @@ def multirun_arms(words: list[str]) -> list[list[str]]:
     """Return the overrides of each job of a multirun."""
     parsed = OverridesParser.create().parse_overrides(words)
     swept = [o for o in parsed if o.is_sweep_override()]
-    sweeps = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in swept]
+    sweeps = [
+        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in swept
+    ]
     fixed = [o.input_line for o in parsed if not o.is_sweep_override()]
     return [[*fixed, *row] for row in itertools.product(*sweeps)]
 
 
 def untyped(words: list[str]) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=[word for word in words if not word.startswith("hydra.")])
+        return compose(
+            "config", overrides=[word for word in words if not word.startswith("hydra.")]
+        )
 
 
 def composed(words: list[str]) -> Config:
@@ -76,14 +90,18 @@ def all_arms(sweep: dict[str, Any]) -> Iterator[Config]:
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_file_has_what_wandb_wants_and_arms_that_compose_with_names_of_their_own(name: str) -> None:
+def test_a_sweep_file_has_what_wandb_wants_and_arms_that_compose_with_names_of_their_own(
+    name: str,
+) -> None:
     sweep, text = SWEEPS[name], (ROOT / "sweeps" / f"{name}.yaml").read_text()
     assert sweep["metric"] == {"name": "final/val/nll", "goal": "minimize"}
     assert f"[{name}.yaml]({name}.yaml)" in PAGE.read_text()
     assert f"Costs: {len(arms(sweep))} runs" in text
     configs = list(all_arms(sweep))
     assert len({run_name(config) for config in configs}) == len(configs)
-    assert {config.logger.mode for config in configs} == {"online"}  # an agent's runs report to its sweep
+    assert {config.logger.mode for config in configs} == {
+        "online"
+    }  # an agent's runs report to its sweep
     assert len({config.logger.group for config in configs}) == 1
 
 
@@ -103,7 +121,11 @@ def test_the_one_liner_has_the_same_arms(name: str) -> None:
 def test_an_agents_command_trains_into_a_folder_of_its_own(tmp_path: Path) -> None:
     sweep = SWEEPS["learning_rate"]
     tiny_config(tmp_path)  # writes the text
-    paths = [f"data.path={tmp_path / 'text.txt'}", f"data.cache_dir={tmp_path / 'cache'}", "memory.mem_len=8"]
+    paths = [
+        f"data.path={tmp_path / 'text.txt'}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+        "memory.mem_len=8",
+    ]
     words = [*overrides(sweep, arms(sweep)[0]), *TINY, *paths, "trainer.max_steps=2"]
     variables = {"WANDB_SWEEP_ID": "sweep1", "WANDB_RUN_ID": "run1"}
     printed("-m", "txl_lightning.cli", "train", *words, directory=tmp_path, **variables)

@@ -1,4 +1,4 @@
-"""Architectures of the models and their use of memory: one declaration for torch and for the options of `conf/`."""
+"""Model architectures and their use of memory: one declaration for torch and for the options in `conf/`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACCEPTED: dict[type, tuple[type, ...]] = {float: (int, float), tuple: (list, tup
 
 
 def option(default: Any, *rules: Rule, name: str = "") -> Any:
-    """Return a field with the rules of its values; `name` is the name of its option, if it is another one."""
+    """Return a field with rules for its values; `name` is the option's name, if it differs."""
     return field(default=default, metadata={"rules": rules, "option": name})
 
 
@@ -34,12 +34,12 @@ class EncodingKind:
     """Properties of an encoding that other code asks for, as given to `model.encodings.register_encoding`.
 
     Args:
-        terms: its terms of the score, out of (a)-(d).
+        terms: its score terms, out of (a)-(d).
         absolute: whether its positions count within a segment, hence cannot exceed the trained length.
         projects: whether every layer has a matrix W_{k,R} for `LayerPositions.sinusoids_SD`.
-        table: rows of its trained table: one per distance (`distances`: segment, extended context and memory) or
-            one per position (`positions`: segment and extended context); None without a table.
-        extrapolates: whether evaluation leaves distances beyond training's as they are, instead of clamping them.
+        table: rows in its trained table: one per distance (`distances`: segment, extended context and memory) or one
+            per position (`positions`: segment and extended context); None without a table.
+        extrapolates: whether evaluation keeps distances beyond training's as they are, instead of clamping them.
         rotates: whether queries and keys are rotated (`Encoding.angles`): no `clamp_len`.
     """
 
@@ -55,16 +55,16 @@ KINDS: Guests[EncodingKind] = Guests("encoding", "txl_lightning.model.encodings"
 
 
 def kind_named(name: str) -> EncodingKind:
-    """Return the properties of an encoding.
+    """Return an encoding's properties.
 
     Raises:
-        OptionError: there is no encoding of this name, or a file of guests cannot be imported.
+        OptionError: there is no encoding with this name, or a user's file cannot be imported.
     """
     return KINDS.named(name)
 
 
 def check_type(name: str, value: Any, default: Any) -> None:
-    """Raise `OptionError` for a value of another type than its default, and for a number that torch cannot hold."""
+    """Raise `OptionError` if a value's type differs from the default's, or if torch cannot hold a number."""
     kind = type(default)
     if default is not None and default is not MISSING:
         is_right = isinstance(value, ACCEPTED.get(kind, kind))
@@ -74,13 +74,13 @@ def check_type(name: str, value: Any, default: Any) -> None:
 
 
 def option_names(architecture: type) -> dict[str, str]:
-    """Return the option of every field as typed on the command line; the corpus gives `vocab_size`."""
+    """Return every field's option as typed on the command line; the corpus gives `vocab_size`."""
     given = (f for f in fields(architecture) if f.name != "vocab_size")
     return {f.name: f.metadata.get("option") or f"model.{f.name}" for f in given}
 
 
 def options_beside(architecture: type, core: type) -> dict[str, Any]:
-    """Return the default of every field that a variant's config adds to the core's; ??? for none."""
+    """Return the defaults for the fields that a variant's config adds to the core's; ??? for none."""
     known = {f.name for f in fields(core)}
     own = [f for f in fields(architecture) if f.name not in known]
     defaults = {
@@ -91,17 +91,17 @@ def options_beside(architecture: type, core: type) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class ModelOptions:
-    """Options of every model, in the group `model`.
+    """Options for every model, in the group `model`.
 
     Args:
         n_layer: N, layers.
         d_model: D, width of the hidden states.
-        dropout: probability of dropout; see the model for the places.
-        d_embed: width of the embedding; null for D.
-        cutoffs: first tokens of the clusters of the adaptive embedding and softmax, without the first cluster's 0.
+        dropout: dropout probability; see the model for the places.
+        d_embed: embedding width; null for D.
+        cutoffs: where the adaptive embedding's and softmax's clusters begin, without the first cluster's 0.
         div_val: each cluster's embedding is narrower by this factor than the cluster's before.
-        tie_projections: clusters whose softmax shares the projection of the embedding. `all_but_first` as on
-            WikiText-103, `none` as on One Billion Word, or `all`.
+        tie_projections: clusters whose softmax shares the embedding's projection. `all_but_first` as on WikiText-103,
+            `none` as on One Billion Word, or `all`.
     """
 
     n_layer: int = option(12, COUNT)
@@ -115,7 +115,7 @@ class ModelOptions:
 
 @dataclass
 class Architecture(ModelOptions):
-    """Config of a model: its options, and the size of the vocabulary.
+    """A model's config: its options, and the vocabulary size.
 
     Args:
         vocab_size: V, number of tokens; None for a model without embedding and softmax, which reads inputs.
@@ -153,29 +153,29 @@ class Architecture(ModelOptions):
 
 @dataclass(kw_only=True)
 class TransformerXLOptions(ModelOptions):
-    """Options of a Transformer-XL in the group `model` (paper §3, appendix A and B).
+    """Options for a Transformer-XL in the group `model` (paper §3, appendix A and B).
 
     The defaults are the paper's enwik8 base model. `dropout` is everywhere except at the attention probabilities;
-    `d_model` must be even, since half of a position is sine and half cosine.
+    `d_model` must be even, since half a position is sine and half cosine.
 
     Args:
         n_head: H, attention heads.
         d_head: width of one head; H·d_head need not equal D.
         d_inner: width of the feed-forward layer.
-        attention_dropout: probability of dropout at the attention probabilities.
+        attention_dropout: dropout probability at the attention probabilities.
         pre_norm: LayerNorm before each sublayer instead of after the residual sum.
         layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code).
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
-        untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
-        terms: terms (a)-(d) of the score to use, in any order. Parameters of the others do not exist. Absolute
+        untie_biases: u and v per layer (`untie_r` in other code), not shared by all layers.
+        terms: score terms (a)-(d) to use, in any order. Parameters that only other terms need do not exist. Absolute
             encodings have only (a). Without any term attention is uniform over the visible keys.
-        same_length: every query attends to the nearest mem_len keys, itself among them. All tokens of a segment then
-            have a context of the same length. Without memory the plain causal mask is used.
+        same_length: every query attends to the nearest mem_len keys, including itself. All tokens in a segment then
+            have equally long context. Without memory the plain causal mask is used.
         extra_key: with same_length every query attends to one key more, as in the TensorFlow code. These are the
             nearest `mem_len` and itself, also without memory.
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
-        ext_len: tokens of extended context, which are fed again before the next segment. They are the last of each
-            segment, and so do not enter the memory.
+        ext_len: extended context: tokens fed again before the next segment. They are each segment's last tokens, and so
+            do not enter the memory.
     """
 
     n_head: int = option(8, COUNT)
@@ -195,15 +195,15 @@ class TransformerXLOptions(ModelOptions):
 
 @dataclass
 class TransformerXLConfig(TransformerXLOptions, Architecture):
-    """Architecture of a Transformer-XL and its use of memory.
+    """A Transformer-XL's architecture and its use of memory.
 
     Fields in `LENGTHS` may differ between training and evaluation on the same weights (`TransformerXL.with_lengths`).
     `TransformerXLOptions` and `ModelOptions` have the other fields.
 
     Args:
-        encoding: name of a registered position encoding (`model.encodings`).
-        table_len: rows of a trained position table: of distances (`shaw`: segment + extended context + memory)
-            or of positions (`al_rfou`: segment + extended context).
+        encoding: a registered position encoding (`model.encodings`).
+        table_len: rows in a trained position table, by distance (`shaw`: segment + extended context + memory) or by
+            position (`al_rfou`: segment + extended context).
         mem_len: longest memory in states per layer; 0 is a model without recurrence.
         memory_start: `empty` (grows from nothing, as in the paper's code) or `zeros` (`mem_len` zero states that
             are attended to, as in the TensorFlow code and Hugging Face).
@@ -258,22 +258,22 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a segment reads anything of earlier ones."""
+        """Whether a segment reads anything from earlier ones."""
         return self.mem_len > 0
 
     @property
     def memory_slots(self) -> int:
-        """States per layer of a full memory."""
+        """States per layer in a full memory."""
         return self.mem_len
 
     @property
     def kind(self) -> EncodingKind:
-        """Properties of the encoding."""
+        """The encoding's properties."""
         return kind_named(self.encoding)
 
     @property
     def attention_len(self) -> int | None:
-        """Number of nearest keys that every query sees with `same_length`, itself included; None for no such limit."""
+        """The nearest keys that every query sees with `same_length`, including itself; None for no such limit."""
         return (self.memory_slots + self.extra_key or None) if self.same_length else None
 
     @property
@@ -289,15 +289,15 @@ LENGTHS = frozenset(  # may differ between training and evaluation, on the same 
 
 @dataclass(kw_only=True)
 class RecurrentOptions(ModelOptions):
-    """Options of a recurrent baseline (`model.baselines`) in the group `model`.
+    """Options for a recurrent baseline (`model.baselines`) in the group `model`.
 
-    `dropout` is at the embedding and at the output of the last layer.
+    `dropout` is at the embedding and at the last layer's output.
 
     Args:
         cell: `lstm` or `qrnn`.
         hidden_dropout: probability between layers.
-        weight_dropout: probability at single weights, one mask per segment: the hidden-to-hidden weights of
-            an LSTM, all weights of a QRNN layer.
+        weight_dropout: dropout probability for single weights, one mask per segment: an LSTM's hidden-to-hidden
+            weights, all weights in a QRNN layer.
     """
 
     n_layer: int = option(2, COUNT)
@@ -308,4 +308,4 @@ class RecurrentOptions(ModelOptions):
 
 @dataclass
 class RecurrentConfig(RecurrentOptions, Architecture):
-    """Architecture of a recurrent baseline."""
+    """A recurrent baseline's architecture."""

@@ -1,4 +1,4 @@
-"""Lengths of training and evaluation, and those that a config leaves open: rows of position tables, a clamp."""
+"""Lengths for training and evaluation, and what a config leaves open: rows in position tables, a clamp."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from txl_lightning.config.architecture import kind_named
 from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.errors import OptionError, require
 
-OPTIONS = ("mem_len", "ext_len", "same_length", "clamp_len")  # those that a recurrent model lacks
+OPTIONS = ("mem_len", "ext_len", "same_length", "clamp_len")  # absent for a recurrent model
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Length of a segment, and how far a Transformer-XL sees back from its tokens; named as the options.
+    """Segment length, and how far a Transformer-XL sees back from its tokens; named like the options.
 
     Args:
-        segment_len: T, tokens of a segment.
-        mem_len: M, states of a full memory. None for a recurrent model, whose only length is its segments'.
-        ext_len: tokens of extended context in front of every segment.
+        segment_len: T, tokens per segment.
+        mem_len: M, states in a full memory. None for a recurrent model, whose only length is its segments'.
+        ext_len: extended context before every segment, in tokens.
         same_length: with a memory, every query sees the nearest M keys, itself included.
         clamp_len: larger distances are encoded like this one; -1 or 0 for none, None for a recurrent model.
         extra_key: with `same_length`, every query sees one key more.
@@ -39,7 +39,7 @@ class Lengths:
 
     @property
     def attention_length(self) -> int:
-        """Memory, extended context and segment: without `same_length`, the keys of a segment's last token."""
+        """Memory, extended context and segment: without `same_length`, the keys that a segment's last token sees."""
         return (self.mem_len or 0) + self.window
 
     @property
@@ -50,7 +50,7 @@ class Lengths:
         return self.attention_length - 1
 
     def keywords(self) -> dict[str, Any]:
-        """Return the arguments of `with_lengths`, also the names in results; none for a recurrent model."""
+        """Return the arguments for `with_lengths`, also the names in results; none for a recurrent model."""
         if self.mem_len is None:
             return {}
         return {name: getattr(self, name) for name in OPTIONS}
@@ -72,14 +72,14 @@ class Lengths:
         return "segment only"
 
     def streams_start(self, memory_start: str) -> str:
-        """Name the context of a stream's first token; `memory_start` is the option `memory.start`."""
+        """Name the context before a stream's first token; `memory_start` is the option `memory.start`."""
         if self.mem_len and memory_start == "zeros":
             return "with a memory of zeros that are attended to"
         return "without context"
 
 
 def table_len(config: Config) -> int | None:
-    """Return the number of rows of a trained position table: as given, or as training needs; None without a table."""
+    """Return the rows in a trained position table: as given, or as training needs; None without a table."""
     table = kind_named(config.encoding.name).table
     given = getattr(config.encoding, "table_len", None)
     if given is not None or table is None:
@@ -91,12 +91,12 @@ def table_len(config: Config) -> int | None:
 
 
 def tokens_per_step(config: Config) -> int:
-    """Return the tokens of a training step, on all ranks together: `batch_size` streams of one or more segments."""
+    """Return the tokens in a training step, on all ranks together: `batch_size` streams with one or more segments."""
     return config.data.batch_size * config.data.segment_len * (config.memory.gradient_segments + 1)
 
 
 def training_lengths(config: Config) -> Lengths:
-    """Return the lengths of training."""
+    """Return training's lengths."""
     model, segment = config.model, config.data.segment_len
     if not isinstance(model, TransformerXLModelConfig):
         return Lengths(segment, mem_len=None, clamp_len=None)
@@ -113,7 +113,7 @@ def training_lengths(config: Config) -> Lengths:
 def position_limit(config: Config) -> int | None:
     """Return the largest segment_len + ext_len with trained absolute positions; None if positions are relative.
 
-    For a converted `al_rfou` checkpoint this is the length of its table.
+    For a converted `al_rfou` checkpoint this is its table's length.
     """
     if (
         not isinstance(config.model, TransformerXLModelConfig)
@@ -124,7 +124,7 @@ def position_limit(config: Config) -> int | None:
 
 
 def evaluation_lengths(config: Config) -> Lengths:
-    """Return the lengths of validation and test; null ones are training's.
+    """Return the lengths for validation and test; null ones are training's.
 
     Raises:
         OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.
@@ -159,12 +159,12 @@ def with_segment_len(evaluation: EvaluationConfig, segment_len: int) -> Evaluati
 
 
 def in_windows(config: Config) -> Config:
-    """Return the config with windows in place of segments for validation and test, if these have no memory.
+    """Return the config with windows instead of segments for validation and test, if these have no memory.
 
-    Without memory the first tokens of a segment would be scored with hardly any context. A window of W tokens, the
-    segment of `evaluation`, scores its last max(1, W // 4) tokens instead: every token sees at least three quarters of
-    W. `max_segments` and `trainer.val_max_segments` still cover the same tokens. A config with a memory, with an
-    extended context of its own (also 0, for bare segments) or a recurrent model stays as it is.
+    Without memory the first tokens in a segment would be scored with hardly any context. A window with W tokens
+    (`evaluation`'s segment) scores only its last max(1, W // 4): every token sees at least three quarters of W.
+    `max_segments` and `trainer.val_max_segments` still cover the same tokens. A config with a memory, with its extended
+    context set (also 0, for bare segments) or with a recurrent model stays as it is.
     """
     trained = training_lengths(config)
     evaluation = config.evaluation
@@ -184,11 +184,12 @@ def in_windows(config: Config) -> Config:
 
 
 def trained_clamp(config: Config) -> int | None:
-    """Return `clamp_len` for attention beyond training's: the run's own, if any, else the longest trained distance.
+    """Return `clamp_len` for attention longer than training's: the run's `clamp_len` if set, else the longest trained
+    distance.
 
-    A trained table of distances repeats its last row and needs no clamp, unless it has rows that training did not
-    reach; its `clamp_len` counts rows, one more than the distance. Absolute positions have no distances, a rotation no
-    limit, and an encoding that extrapolates needs none: -1, no clamp. None for a recurrent model.
+    A trained table repeats its last row for longer distances and needs no clamp, unless it has rows that training did
+    not reach; its `clamp_len` counts rows, one more than the distance. Absolute positions have no distances, a rotation
+    no limit, and an encoding that extrapolates needs none: -1, no clamp. None for a recurrent model.
     """
     trained = training_lengths(config)
     given = config.evaluation.clamp_len

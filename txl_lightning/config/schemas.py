@@ -1,4 +1,4 @@
-"""Typed schemas of `conf/`: an unknown key or a value of the wrong type is an error."""
+"""Typed schemas for `conf/`: an unknown key or a value with the wrong type is an error."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ BETAS: Rule = (
 SEED: Rule = (
     lambda x: 0 <= x < 2**32,
     "must be an integer >= 0 and below 2^32",
-)  # of NumPy's generators too
+)  # NumPy's generators need it too
 AT_LEAST_ZERO: Rule = (lambda x: 0 <= x < math.inf, "must be >= 0 and finite")
 
-WITHOUT_PATH = (None, "auto", "replace")  # values of `resume` that name no checkpoint
+WITHOUT_PATH = (None, "auto", "replace")  # values for `resume` that name no checkpoint
 
 # `${product:a,b}` and `${sum:a,b}` in a config; here, because every process that reads a config imports the schemas.
 OmegaConf.register_new_resolver("product", operator.mul, replace=True)
@@ -59,7 +59,7 @@ class ModelConfig(ModelOptions):
     """Group `model`.
 
     Attributes:
-        name: name of the model in W&B and in tables.
+        name: the model's name in W&B and in tables.
     """
 
     name: str = MISSING
@@ -80,7 +80,7 @@ class EncodingConfig:
     """Group `encoding` (see `EncodingKind`).
 
     Attributes:
-        name: encoding of positions, built in or registered by your file.
+        name: position encoding, built in or registered by your file.
     """
 
     name: str = MISSING
@@ -91,8 +91,8 @@ class TableEncodingConfig(EncodingConfig):
     """Group `encoding` for one with a trained table.
 
     Attributes:
-        table_len: rows of the trained table; null for as many as training needs. These are segment + extended context,
-            and for shaw the memory too.
+        table_len: rows in the trained table; null for as many as training needs: segment + extended context, and for
+            shaw the memory too.
     """
 
     table_len: int | None = None
@@ -100,13 +100,13 @@ class TableEncodingConfig(EncodingConfig):
 
 @dataclass
 class MemoryConfig:
-    """Group `memory`: length of the memory in training, its start and its reset.
+    """Group `memory`: the memory's length in training, its start and its reset.
 
     Attributes:
         mem_len: M, longest memory in tokens; 0 for no recurrence.
-        segments: length that memory=on gives the memory, in training segments. Null in checkpoints of 0.5.
-        gradient_segments: segments through whose memory the gradient flows; 0 as in the paper. With k a step of
-            training reads k + 1 consecutive segments.
+        segments: memory length that memory=on sets, in training segments. Null in checkpoints of 0.5.
+        gradient_segments: how many segments the gradient flows back through the memory; 0 as in the paper. With k a
+            training step reads k + 1 consecutive segments.
         start: empty, or zeros that are attended to.
         reset: never, or document to hide all that stands before the document (see `data.document_start`).
     """
@@ -127,15 +127,15 @@ class DataConfig:
         level: byte, char, word, bpe or ids, as the corpus allows.
         vocab_size: tokens of a subword vocabulary that is trained, or ids. Null for at most 2048 subwords.
         tokenizer: tokenizer.json for level=bpe; null trains one on the training split.
-        min_count: symbols that occur less often in training are <unk>; null for 2 of words, 1 of characters.
-        root: folder of all corpora; null for the variable TXL_DATA. It is read when the data is loaded, so that a
+        min_count: rarer training symbols become <unk>; null for 2 with words, 1 with characters.
+        root: folder for all corpora; null for the variable TXL_DATA. It is read when the data is loaded, so a
             checkpoint finds its corpus on another machine.
-        seed: draws the order of lm1b's sentences, and the starts of the streams with random_start.
-        random_start: begin the training streams at a random token of the split and wrap around its end.
+        seed: draws the order of lm1b's sentences, and where streams start with random_start.
+        random_start: begin the training streams at a random token in the split and wrap around its end.
         document_start: regular expression for lines that begin a document; null for files alone.
-        cache_dir: folder of prepared corpora.
+        cache_dir: folder for prepared corpora.
         batch_size: B, training streams on all processes together.
-        segment_len: T, tokens of a training segment.
+        segment_len: T, tokens per training segment.
     """
 
     name: str = MISSING
@@ -154,21 +154,21 @@ class DataConfig:
 
 @dataclass
 class FileData(DataConfig):
-    """Options of `data=file`.
+    """Options for `data=file`.
 
     At level ids `path` is a file of token ids or a folder of such files; `vocab_size`
     null is the largest id + 1 or the number of `names`, and `document_start` matches the whole number or name of an
     id that begins documents.
 
     Attributes:
-        path: file, folder, pattern, a list of these, or {train: …, valid: …, test: …}. A pattern is like
+        path: file, folder, pattern, a list with these, or {train: …, valid: …, test: …}. A pattern is like
             'docs/**/*.tex'. Files whose names say no split are joined and cut by `fractions`.
-        column: field of a record to read; null for text or content, or for ids input_ids.
-        format: format of all files; null for what their suffixes say.
+        column: field to read in each record; null for text or content, or for ids input_ids.
+        format: format for all files; null goes by their suffixes.
         skip_bad: leave out records that cannot be read, and count them.
-        fractions: shares of train, valid and test where names say no split.
-        sentence_marks: marks of a sentence for a model of lm1b, as in data=lm1b.
-        dtype: type of the ids in a raw file, which does not state it.
+        fractions: train, valid and test shares where names say no split.
+        sentence_marks: sentence marks for a model trained on lm1b, as in data=lm1b.
+        dtype: id type in a raw file, which does not state it.
         names: file with a name for every id.
     """
 
@@ -184,7 +184,7 @@ class FileData(DataConfig):
 
 @dataclass
 class Enwik8Data(DataConfig):
-    """Options of `data=enwik8`.
+    """Options for `data=enwik8`.
 
     Attributes:
         newlines: dropped as in the paper, or kept.
@@ -195,10 +195,10 @@ class Enwik8Data(DataConfig):
 
 @dataclass
 class Lm1bData(DataConfig):
-    """Options of `data=lm1b`.
+    """Options for `data=lm1b`.
 
     Attributes:
-        sentence_marks: <S> at the start of each sentence, or at both ends as in the TensorFlow code.
+        sentence_marks: <S> before each sentence, or at both ends as in the TensorFlow code.
     """
 
     sentence_marks: str = "start"
@@ -206,13 +206,13 @@ class Lm1bData(DataConfig):
 
 @dataclass
 class RecallData(DataConfig):
-    """Options of `data=recall`, a generated text.
+    """Options for `data=recall`, a generated text.
 
     Attributes:
-        distance: tokens back to the one that is repeated; a list of distances takes turns.
+        distance: how many tokens back the repeated one stands; distances in a list take turns.
         repeats: probability that a token repeats that one.
         symbols: number of symbols that the other tokens are drawn from.
-        n_tokens: tokens of the text.
+        n_tokens: tokens in the text.
         text_seed: draws the text.
     """
 
@@ -223,7 +223,7 @@ class RecallData(DataConfig):
     text_seed: int = 1
 
 
-OWN_OPTIONS: dict[str, type[DataConfig]] = {  # of a corpus, by `data.name`
+OWN_OPTIONS: dict[str, type[DataConfig]] = {  # by `data.name`
     "file": FileData,
     "enwik8": Enwik8Data,
     "lm1b": Lm1bData,
@@ -232,7 +232,7 @@ OWN_OPTIONS: dict[str, type[DataConfig]] = {  # of a corpus, by `data.name`
 
 
 def data_class(name: Any) -> type[DataConfig]:
-    """Return the dataclass of a corpus's options, also from a user's file; `DataConfig` if it is unknown."""
+    """Return the dataclass for a corpus's options, also from a user's file; `DataConfig` if it is unknown."""
     load_guests()
     return OWN_OPTIONS.get(str(name), DataConfig)
 
@@ -240,7 +240,7 @@ def data_class(name: Any) -> type[DataConfig]:
 def file_data(data: DataConfig, path: Any, level: str) -> FileData:
     """Return the options that read the files `path` like another corpus.
 
-    The type of raw ids, the format and the column belong to the files: `{path: …, dtype: …, format: …, column: …}`.
+    Raw ids' type, the format and the column belong to the files: `{path: …, dtype: …, format: …, column: …}`.
     """
     of_files = {"path": path}
     if isinstance(path, Mapping) and "path" in path:
@@ -259,18 +259,18 @@ def file_data(data: DataConfig, path: Any, level: str) -> FileData:
 
 @dataclass
 class EvaluationConfig:
-    """Node `evaluation`: lengths of validation and test; null ones are training's, whatever `segment_len` is.
+    """Node `evaluation`: lengths for validation and test; null ones are training's, whatever `segment_len` is.
 
-    The paper's train.py keeps the sum of memory and segment instead: give `mem_len` for that.
+    The paper's train.py keeps memory plus segment constant: set `mem_len` for that.
 
     Attributes:
-        batch_size: streams of validation and test.
-        segment_len: tokens of a segment.
+        batch_size: streams in validation and test.
+        segment_len: tokens per segment.
         mem_len: memory in tokens; null for training's.
         ext_len: extended context in tokens; null for training's, or windows without a memory.
         same_length: whether all tokens attend to equally many keys; null for training's.
         clamp_len: larger distances are encoded like this one; null for training's, -1 for no limit.
-        max_segments: segments of the final evaluation; null for the whole split.
+        max_segments: segments in the final evaluation; null for the whole split.
     """
 
     batch_size: int = option(10, COUNT)
@@ -286,22 +286,22 @@ class EvaluationConfig:
 class OptimizerConfig:
     """Group `optimizer`: Adam, AdamW or Muon, linear warm-up, then cosine decay or constant, gradient clipping.
 
-    With `_target_` the group is open for the arguments of that class, such as `optimizer.momentum=0.9`; `typed`
-    gathers them in `arguments`.
+    With `_target_` the group accepts that class's arguments, such as `optimizer.momentum=0.9`; `typed` gathers them in
+    `arguments`.
 
     Attributes:
         name: adam, adamw or muon.
-        _target_: class of another optimizer, whose arguments are options of this group.
-        arguments: arguments of that class.
+        _target_: another optimizer class; its arguments become options in this group.
+        arguments: that class's arguments.
         lr: highest learning rate.
-        betas: decay of the two moments of Adam.
+        betas: decay rates for Adam's two moments.
         weight_decay: weight decay, relative to the learning rate.
-        weight_decay_on: matrices of the layers, or all parameters.
+        weight_decay_on: matrices in the layers, or all parameters.
         schedule: cosine decay to min_lr at trainer.max_steps, or constant.
         decay_after_warmup: whether the decay begins after the warm-up, not with it.
         warmup_steps: steps in which the learning rate rises from 0.
         min_lr: learning rate at the end of the decay.
-        clip_norm: largest norm of the gradient; 0 for no clipping.
+        clip_norm: largest gradient norm; 0 for no clipping.
         ns_precision: number type in which Muon makes a matrix orthogonal: bf16-true as in torch, 32-true or auto. auto
             is bf16-true under mixed precision and 32-true otherwise.
     """
@@ -323,26 +323,26 @@ class OptimizerConfig:
 
 @dataclass
 class TrainerConfig:
-    """Group `trainer`: number of steps, hardware, and intervals of logging and validation.
+    """Group `trainer`: steps, hardware, and intervals for logging and validation.
 
-    The group is open for every other argument of Lightning's Trainer, such as `trainer.limit_train_batches=3`; `typed`
-    gathers them in `lightning`. The last step of a run is always validated.
+    The group accepts every other argument that Lightning's Trainer has, such as `trainer.limit_train_batches=3`;
+    `typed` gathers them in `lightning`. A run's last step is always validated.
 
     Attributes:
-        max_steps: steps of the optimizer.
-        accelerator: cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that is there.
+        max_steps: optimizer steps.
+        accelerator: cpu, gpu, mps (Apple's GPU), or auto for the first available: gpu, mps, cpu.
         devices: processes on each machine, which share the global batch.
         num_nodes: machines.
-        stream_groups: groups of a process's streams over which gradients are accumulated.
-        precision: 32-true, bf16-mixed, 16-mixed, 64-true, or auto for the faster of the first two here.
+        stream_groups: parts that each process splits its streams into, to accumulate gradients.
+        precision: 32-true, bf16-mixed, 16-mixed, 64-true, or auto for whichever of the first two is faster here.
         num_threads: CPU threads; null for as many as this size pays for.
         compile: whether forward and backward pass are compiled.
-        log_every_n_steps: steps between values of the training's curves.
-        val_every_n_steps: steps between validations; null for the end of every epoch.
-        val_max_segments: segments of a validation during training; null for the whole split.
+        log_every_n_steps: steps between values in the training curves.
+        val_every_n_steps: steps between validations; null for every epoch's end.
+        val_max_segments: segments per validation during training; null for the whole split.
         progress_bar: whether the progress is shown.
-        callbacks: callbacks of Lightning, each {_target_: CLASS, ARGUMENT: VALUE, …}.
-        lightning: further arguments of Lightning's Trainer; give them as trainer.ARGUMENT=VALUE.
+        callbacks: Lightning callbacks, each {_target_: CLASS, ARGUMENT: VALUE, …}.
+        lightning: further arguments for Lightning's Trainer; give them as trainer.ARGUMENT=VALUE.
     """
 
     max_steps: int = option(MISSING, COUNT)
@@ -365,11 +365,11 @@ class TrainerConfig:
 
 @dataclass
 class CheckpointConfig:
-    """Node `checkpoint`: interval of checkpointing, in addition to validation and the end of the run.
+    """Node `checkpoint`: how often to save, in addition to validation and the run's end.
 
     Attributes:
         enabled: whether checkpoints are written.
-        every_n_steps: steps between checkpoints, in addition to the checkpoints of validations.
+        every_n_steps: steps between checkpoints, besides the ones after validations.
         keep_every_n_steps: steps between weights that are kept as step{N}.ckpt; null for none.
         keep_best: number of best checkpoints that are kept as best-{N}.ckpt; null for best.ckpt alone.
     """
@@ -382,13 +382,13 @@ class CheckpointConfig:
 
 @dataclass
 class ContextCurveConfig:
-    """Node `context_curve`: validation loss with exactly c tokens of context, and RECL, during training.
+    """Node `context_curve`: validation loss with exactly c context tokens, and RECL, during training.
 
-    Measured at 500 positions of the split in blocks; RECL on the hardest 10 %, 50 % and all of the positions.
+    Measured at 500 positions in the split, in blocks; RECL on the hardest 10 %, 50 % and all positions.
 
     Attributes:
         every_n_steps: steps between curves; null for none.
-        max_context: largest of the eight numbers of tokens c.
+        max_context: the largest of the eight context lengths c.
     """
 
     every_n_steps: int | None = option(None, COUNT)
@@ -400,7 +400,7 @@ class ExtrasConfig:
     """Node `extras`, as in lightning-hydra-template.
 
     Attributes:
-        ignore_warnings: whether warnings of Python are hidden.
+        ignore_warnings: whether to hide Python's warnings.
         enforce_tags: whether a run without tags is refused.
         print_config: whether the whole config is printed before the run.
     """
@@ -423,8 +423,8 @@ def _mode_of_wandb() -> str:
 class LoggerConfig:
     """Group `logger`: where the curves go.
 
-    The group is open for loggers of Lightning, such as `logger.mine={_target_: CLASS, name: curves}`; `typed` gathers
-    them in `each`.
+    The group accepts Lightning loggers, such as `logger.mine={_target_: CLASS, name: curves}`; `typed` gathers them in
+    `each`.
 
     Attributes:
         project: project in W&B (default: the variable WANDB_PROJECT).
@@ -445,23 +445,22 @@ class LoggerConfig:
 
 @dataclass
 class Config:
-    """Config of one training run.
+    """Config for one training run.
 
-    `variant` is empty, or has the name of a variant in `txl_lightning.variants` and that variant's own options, which
-    `architecture` validates. `callbacks` has callbacks of Lightning by name, each with its class as `_target_` and the
-    arguments of the class.
+    `variant` is empty, or names a variant in `txl_lightning.variants` together with its options, which `architecture`
+    validates. `callbacks` has Lightning callbacks by name, each with its class as `_target_` and the class's arguments.
 
     Attributes:
-        loss: over all positions of a segment (full), its last half (half), or as many random ones (random_half). These
-            are drawn without replacement for each step, the same in all streams.
+        loss: over all positions in a segment (full), its last half (half), or as many random ones (random_half), drawn
+            without replacement for each step, the same in all streams.
         ckpt_path: checkpoint to resume, as resume.
-        resume: checkpoint, auto for the last good one of the run directory, or replace a finished run.
+        resume: checkpoint, auto for the run directory's last good one, or replace a finished run.
         initial_weights: checkpoint whose weights a new run begins with.
-        train: false evaluates the weights of ckpt_path.
+        train: false evaluates the weights in ckpt_path.
         test: false leaves the test split unread.
-        tags: tags of the run in W&B.
+        tags: W&B tags.
         task_name: folder in outputs and multirun.
-        seed: draws initial weights, dropout and the starts of the streams.
+        seed: draws initial weights, dropout and where streams start.
     """
 
     model: ModelConfig = MISSING
@@ -489,7 +488,7 @@ class Config:
 
 
 def check_logger(logger: LoggerConfig) -> None:
-    """Raise `OptionError` for a mode that W&B does not have, and for arguments of W&B's logger."""
+    """Raise `OptionError` for a mode that W&B does not have, and for W&B's logger arguments."""
     given = logger.each.get("wandb")
     allowed = "has the options logger.project, logger.mode, logger.group and logger.tags"
     require(given is None, "logger.wandb", given, allowed)
@@ -498,10 +497,10 @@ def check_logger(logger: LoggerConfig) -> None:
 
 
 def check_values(options: Any, group: str = "") -> None:
-    """Raise `OptionError` for a value that the rules of its field do not allow; null is allowed where its type has it.
+    """Raise `OptionError` if a value breaks its field's rules; null is allowed where its type has it.
 
     Args:
-        options: dataclass of options, its groups included.
+        options: dataclass with options, including its groups.
         group: its name with a dot, for errors.
     """
     for f in fields(options):
@@ -511,7 +510,7 @@ def check_values(options: Any, group: str = "") -> None:
         check(option.removesuffix(".name"), value, *f.metadata.get("rules", ()))
 
 
-# Open groups, and the field that gathers arguments of other libraries' classes.
+# Open groups, and the field that gathers other libraries' arguments.
 OPEN_GROUPS = {
     "trainer": (TrainerConfig, "lightning"),
     "optimizer": (OptimizerConfig, "arguments"),
@@ -527,9 +526,9 @@ SAME_IN_LIGHTNING = {
 
 
 def typed(config: Any) -> Any:
-    """Return the dataclass of a composed config, with all interpolations resolved.
+    """Return a composed config's dataclass, with all interpolations resolved.
 
-    Arguments of other libraries' classes, for which `OPEN_GROUPS` are open, are gathered in one field of the group.
+    Where `OPEN_GROUPS` accepts other libraries' arguments, one field gathers them.
 
     Raises:
         OptionError: such an argument was given, but no class that has it.
@@ -562,14 +561,14 @@ def typed(config: Any) -> Any:
 
 
 def _gather(group: Any, kind: type, gathered: str) -> None:
-    """Move the keys of a group that its dataclass does not have into one of its fields."""
+    """Move a group's keys that its dataclass lacks into one field."""
     known = {option_of_group.name for option_of_group in fields(kind)}
     for argument in [key for key in group if key not in known]:
         group[gathered][argument] = group.pop(argument)
 
 
 def open_schema(kind: type) -> Any:
-    """Return the schema of a dataclass that takes other keys without `+`; `dict` for a group without own options."""
+    """Return the schema for a dataclass that takes other keys without `+`; `dict` for a group without options."""
     schema = OmegaConf.structured(kind) if is_dataclass(kind) else OmegaConf.create()
     OmegaConf.set_struct(schema, False)
     return schema
@@ -583,7 +582,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def stored(config: Config) -> dict[str, Any]:
-    """Return the `plain` config for `config.yaml` and checkpoints: with absolute paths of the corpus, `~` kept."""
+    """Return the `plain` config for `config.yaml` and checkpoints: with absolute corpus paths, `~` kept."""
     values = plain(config)
     for name in ("path", "root"):
         if name in values["data"]:
@@ -628,7 +627,7 @@ REMOVED = {
 
 
 def why_refused(option: str) -> str | None:
-    """Return the sentence that refuses an option of an earlier version; None for any other option."""
+    """Return the sentence that refuses an option from an earlier version; None for any other option."""
     for old, new in RENAMED.items():
         if option == old or option.startswith(f"{old}."):
             return f"is now {new}{option.removeprefix(old)}"
@@ -636,7 +635,7 @@ def why_refused(option: str) -> str | None:
 
 
 def with_new_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the config in a checkpoint of 0.5 under the names of this version, without the options that are gone."""
+    """Return a 0.5 checkpoint's config under this version's names, without removed options."""
     options = dict(values)
     if "beyond" in options:
         options["variant"] = options.pop("beyond")
@@ -648,7 +647,7 @@ def with_new_names(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_plain(values: dict[str, Any]) -> Config:
-    """Return the config from its `plain` form, which checkpoints hold; its values are literal, also `${…}`.
+    """Return the config from its `plain` form, as in checkpoints; its values are literal, also `${…}`.
 
     Raises:
         OmegaConfBaseException: a key or type does not fit a config.

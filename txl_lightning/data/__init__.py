@@ -1,1 +1,1 @@
-"""Corpora, vocabularies, streams of segments, and the DataModule."""
+"""Corpora, vocabularies, segment streams, and the DataModule."""

@@ -20,13 +20,13 @@ from txl_lightning.files import PART, expand, file_checksum, new_folder, sync_fo
 PREPARATION_VERSION = 14
 SECONDS_OF_DAY = 86_400
 DESCRIPTION = "description.json"
-LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
+LARGE_FILE_BYTES = 1 << 24  # from this size on a file's checksum is cached
 
 Description = dict[str, Any]
 
 
 class Prepared(NamedTuple):
-    """Folder of a preparation: its arrays by name, memory-mapped, and its description."""
+    """A preparation's folder: its arrays by name, memory-mapped, and its description."""
 
     folder: Path
     arrays: dict[str, np.ndarray]
@@ -34,13 +34,13 @@ class Prepared(NamedTuple):
 
 
 def cached(cache_dir: str, inputs: object, prepare: Callable[[Path], Description]) -> Prepared:
-    """Open the folder of a preparation, whose name is a hash of its inputs; prepare it first if it is missing.
+    """Open a preparation's folder, whose name is a hash of its inputs; prepare it first if it is missing.
 
     The folder gets its name only when it is complete and on disk. If two processes prepare it at the same time, the
-    first to finish wins and the other one uses its result. A damaged folder is prepared again, which is said.
+    first to finish wins and the second uses its result. A damaged folder is prepared again, with a message.
 
     Args:
-        cache_dir: folder of all preparations.
+        cache_dir: folder for all preparations.
         inputs: all that the result depends on, besides `PREPARATION_VERSION`.
         prepare: writes arrays into the folder that it is given, as files NAME.DTYPE, and returns the description.
 
@@ -76,7 +76,7 @@ def cached(cache_dir: str, inputs: object, prepare: Callable[[Path], Description
 
 @contextmanager
 def prepared_folder(path: Path) -> Iterator[Path]:
-    """Give the block a temporary folder, which becomes `path`: all of it, or nothing after an error.
+    """Give the block a temporary folder. It becomes `path` as a whole; after an error nothing remains.
 
     Folders beside it that killed processes have left are removed after a day.
 
@@ -92,7 +92,7 @@ def prepared_folder(path: Path) -> Iterator[Path]:
 
 
 def checksum_once(cache_dir: str, path: Path) -> str:
-    """Return the SHA-256 of a file; cache the checksum of a large file in a folder, by path, size and time."""
+    """Return a file's SHA-256; a large file's is cached in a folder, by path, size and time."""
     status = path.stat()
     if status.st_size < LARGE_FILE_BYTES:
         return file_checksum(path)

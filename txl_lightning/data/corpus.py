@@ -1,4 +1,4 @@
-"""Load a corpus: memory-mapped tokens of its three splits, and its vocabulary; encoded once and cached."""
+"""Load a corpus: memory-mapped tokens for three splits, and its vocabulary; encoded once and cached."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ FindStarts = Callable[[np.ndarray], Positions]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Encoded tokens of three splits.
+    """Three splits as tokens.
 
     Args:
         name: as reports show it.
         splits: token numbers by split, memory-mapped. A marked token that begins a document is -1 - its number.
-        vocabulary: symbols of the tokens.
-        checksum: SHA-256 over the SHA-256 of all files that were read, and over the positions of the splits.
-        cutoffs: usual cut-offs of the adaptive embedding and softmax for this vocabulary; empty for none.
-        documents: position of every document's first token by split, ascending from 0, memory-mapped; the sentences of
-            lm1b, and 0 alone if it is not known where documents start.
-        unknown: share of tokens that are `<unk>` by split; empty without such a token.
+        vocabulary: the tokens' symbols.
+        checksum: SHA-256 over the SHA-256 of every file that was read, and over the positions of the splits.
+        cutoffs: usual cut-offs for this vocabulary's adaptive embedding and softmax; empty for none.
+        documents: every document's first token by split, ascending from 0, memory-mapped; lm1b's sentences, and 0 alone
+            if it is not known where documents start.
+        unknown: share of `<unk>` tokens by split; empty without such a token.
     """
 
     name: str
@@ -80,11 +80,11 @@ class Corpus:
 
     @property
     def sentences(self) -> dict[str, np.ndarray]:
-        """The `documents` of a corpus of unordered sentences (lm1b), which begin with `<S>`; empty for others."""
+        """The `documents` in a corpus of unordered sentences (lm1b), which begin with `<S>`; empty otherwise."""
         return self.documents if self.vocabulary.starts_sentences else {}
 
     def facts(self) -> dict[str, Any]:
-        """Return what results say of their corpus: name, level, checksum; how subwords are read, shares of `<unk>`."""
+        """Return what results say about their corpus: name, level, checksum; how subwords are read, `<unk>` shares."""
         level = self.vocabulary.level
         facts: dict[str, Any] = {
             "name": self.name,
@@ -98,7 +98,7 @@ class Corpus:
         return facts
 
     def unknown_share(self, split: str) -> str:
-        """Return share and number of `<unk>` in a split as words to follow its name; empty if there is none."""
+        """Return the share and number of `<unk>` in a split, worded to follow its name; empty if there is none."""
         share = self.unknown.get(split)
         if not share:
             return ""
@@ -115,11 +115,11 @@ def load_corpus(
 
     Args:
         config: group `data`.
-        vocabulary: encode the text with this one instead of the corpus' own. A word missing from it becomes
-            `<unk>`. A missing character or byte is an error even if there is an `<unk>`, which was never trained,
-            unless the vocabulary is lenient.
-        marked: mark the first token of every document, for `memory.reset=document`. Documents are the sentences of
-            lm1b; elsewhere they begin with every file, every record and every line that `data.document_start` matches.
+        vocabulary: encode the text with this one instead of the corpus's. An out-of-vocabulary word becomes `<unk>`. A
+            missing character or byte is an error even if there is an `<unk>`: it was never trained. A lenient
+            vocabulary accepts it.
+        marked: mark each document's first token, for `memory.reset=document`. Documents are lm1b's sentences; elsewhere
+            they begin with every file, every record and every line that `data.document_start` matches.
         whole: the text is one split, `WHOLE`.
 
     Raises:
@@ -204,7 +204,7 @@ def _encoded_corpus(
 
 
 def split_bytes(config: DataConfig, split: str) -> tuple[str, str, bytes]:
-    """Return name and checksum of the corpus that `config` names, and the text of a split as it is before encoding.
+    """Return name and checksum of the corpus that `config` names, and a split's text before encoding.
 
     Raises:
         OptionError: the corpus or level is unknown, or `data.path` cannot be used.
@@ -215,12 +215,12 @@ def split_bytes(config: DataConfig, split: str) -> tuple[str, str, bytes]:
 
 
 def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]:
-    """Return the source of a corpus and its checksum, which depends on contents, not on names or times of files.
+    """Return a corpus's source and its checksum, which depends on contents, not on file names or times.
 
-    With `whole` all files of the user are the split `WHOLE`.
+    With `whole` all the user's files are the split `WHOLE`.
 
     Raises:
-        OptionError: an option of `config` is not allowed.
+        OptionError: an option in `config` is not allowed.
     """
     source_of = CORPORA.named(config.name)
     levels = LEVELS_OF[config.name]
@@ -258,7 +258,7 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
     """Read `data.tokenizer`, or train `data.vocab_size` tokens on the training split and cache the tokenizer.
 
     Raises:
-        OptionError: the file is not a tokenizer of bytes, or the training split is too short for so many tokens.
+        OptionError: the file is not a byte tokenizer, or the training split is too short for so many tokens.
     """
     size = config.vocab_size
     file = config.tokenizer
@@ -359,7 +359,7 @@ def _places_of(ids: list[int], content: np.ndarray) -> Positions:
 def _write_split(
     encoder: Vocabulary, documents: Iterable[list[Any]], path: Path, marked: bool
 ) -> tuple[int, int]:
-    """Write the tokens of a split and the positions where documents begin; count tokens and `<unk>`."""
+    """Write a split's tokens and the positions where documents begin; count tokens and `<unk>`."""
     dtype = np.dtype(np.int32) if marked else encoder.dtype
     file = path.with_name(f"{path.name}.{dtype.name}")
     starts = [np.zeros(1, np.int64)]

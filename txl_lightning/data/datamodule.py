@@ -1,4 +1,4 @@
-"""DataModule: streams of one corpus for training and evaluation."""
+"""DataModule: one corpus as streams for training and evaluation."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from txl_lightning.errors import require
 
 
 class StreamsDataModule(L.LightningDataModule):
-    """DataModule with streams of the training split at training lengths and of the others at evaluation lengths.
+    """DataModule with training streams at training lengths and the other splits at evaluation lengths.
 
-    A corpus of unordered sentences (lm1b) has `ShuffledStreams`: shuffled again in every epoch of training, in the
-    corpus' order in evaluation. With `data.random_start` the training streams of other corpora begin where the seed
-    says.
+    A corpus of unordered sentences (lm1b) has `ShuffledStreams`: shuffled again in every training epoch, in the
+    corpus's order in evaluation. With `data.random_start` other corpora's training streams begin where the seed says.
 
     Args:
-        data: corpus, batch size and segment length of training.
-        evaluation: batch size, segment length and, if given, extended context of validation and test.
-        ext_len: tokens of extended context in front of every training segment.
-        vocabulary: encode the corpus with this one instead of its own.
-        marked: mark the first token of every document, for `memory.reset=document`.
+        data: corpus, batch size and training segment length.
+        evaluation: batch size, segment length and, if given, extended context for validation and test.
+        ext_len: extended context before every training segment, in tokens.
+        vocabulary: encode the corpus with this one instead of the one it makes.
+        marked: mark each document's first token, for `memory.reset=document`.
 
     Raises:
         OptionError: a split is too short for the batch size and segment length, or has no documents to mark.
@@ -62,7 +61,7 @@ class StreamsDataModule(L.LightningDataModule):
             self.streams(split)
 
     def streams(self, split: str) -> Streams:
-        """Return the streams of a split for this process.
+        """Return a split's streams for this process.
 
         Args:
             split: train, valid or test.

@@ -1,4 +1,4 @@
-"""Files of the user (`data=file`): which files are read, and which of them are splits."""
+"""A user's files (`data=file`): which files are read, and which of them are splits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from txl_lightning.data.vocabulary import LEVELS
 from txl_lightning.errors import OptionError, notice, require
 from txl_lightning.files import not_special
 
-JOINED = ""  # the name of files that are no splits: joined and cut
+JOINED = ""  # names files that are no splits: joined and cut
 SPLIT_WORD = re.compile(
     r"(?<![a-z])(?:(?P<train>train|training)|(?P<valid>validation|valid|val|dev|held[-_ ]?out)|(?P<test>test|testing))"
     r"(?![a-z])"
@@ -43,7 +43,7 @@ HINT = "name the splits: 'data.path={train:PATH,valid:PATH,test:PATH}'; without 
 ALLOWED = "must be a file, a folder, a list of these, a pattern, or a mapping of train, valid and test to them"
 NO_FILE = "must not be empty: it has no file with text; several patterns are a list, as in data.path='[a/*.tex,a/*.md]'"
 PATTERN = "choose files by a pattern, as in data.path='FOLDER/**/*.txt', or read all as text by data.format=text"
-# Files beside the data that describe it, and indices that Megatron and GPT-NeoX make of it.
+# Files beside the data that describe it, and indices that Megatron and GPT-NeoX make from it.
 DESCRIPTIONS = re.compile(
     r"(dataset_infos?|dataset_dict|state)\.json|.*\.(idx|index|metadata)|_(common_)?metadata|_SUCCESS"
     r"|cache-\w+\.arrow|.*(document|sample|shuffle|doc)_(index|idx)\.npy"
@@ -55,17 +55,17 @@ Files = list[Path]
 
 @register_corpus("file", *LEVELS, "ids", options=FileData)
 def file(config: FileData, whole: bool = False) -> Source:
-    """Files of the user: text, records of text, or token ids at level ids.
+    """A user's files: text, text records, or token ids at level ids.
 
-    `data.path` is a file, a folder, a pattern, a list of these, or a mapping of splits to them. Files whose names say
-    train, valid (val, dev, held_out, …) or test are these splits (see `_split_of`). A split that is missing is cut from
-    the end of train; files that are no splits are joined in the order of their paths and cut by `data.fractions`. A
-    cut is never inside a character or, for words, a line.
+    `data.path` is a file, a folder, a pattern, a list with these, or a mapping from splits to them. Files whose names
+    say train, valid (val, dev, held_out, …) or test are these splits (see `_split_of`). A missing split is cut from
+    train's end; files that are no splits are joined, ordered by path, and cut by `data.fractions`. A cut is never
+    inside a character or, for words, a line.
 
-    The suffix or `data.format` says what a file holds (`formats`). Every file is a document, and so is every record of
-    a table, whose `data.column` is read. A document that a cut goes through continues as the first one of the next
-    split. Nothing is put between documents, but a line break at the end of a record of text. In a vocabulary with
-    `<S>`, as a model of lm1b has, every line is a sentence as in lm1b.
+    The suffix or `data.format` says what a file holds (`formats`). Every file is a document, and so is every record in
+    a table, whose `data.column` is read. A document that a cut goes through continues as the next split's first one.
+    Nothing is put between documents, except a line break after a text record. If the vocabulary has `<S>`, as for a
+    model trained on lm1b, every line is a sentence as in lm1b.
 
     Args:
         config: group `data`.
@@ -99,10 +99,10 @@ def file(config: FileData, whole: bool = False) -> Source:
 
 
 def _by_mapping(paths: Mapping[str, Any], config: FileData) -> dict[str, Files]:
-    """Return the files of every split that a mapping names.
+    """Return the files for every split that a mapping names.
 
     Raises:
-        OptionError: it names other splits, or a file of train is in another split too.
+        OptionError: it names other splits, or a file in train is in another split too.
     """
     is_good = "train" in paths and set(paths) <= set(SPLITS)
     require(
@@ -124,7 +124,7 @@ def _by_mapping(paths: Mapping[str, Any], config: FileData) -> dict[str, Files]:
 
 
 def _name_of(path: Any) -> str:
-    """Return the name of a corpus: its file or folder, or the first one."""
+    """Return a corpus's name: its file or folder, or the first one."""
     if isinstance(path, str):
         return Path(path).expanduser().resolve().name
     name = _name_of(path[0])
@@ -134,7 +134,7 @@ def _name_of(path: Any) -> str:
 
 
 def _cut_missing(config: FileData, name: str, parts: Parts) -> Parts:
-    """Return all three splits: cut joined files, or the missing splits from the end of train, and say it."""
+    """Return all three splits: cut joined files, or cut the missing splits from train's end, and say so."""
     missing = [split for split in SPLITS if split not in parts]
     whole_files = parts.get(JOINED) or parts["train"]
     if JOINED not in parts and missing:
@@ -158,7 +158,7 @@ def _by_name(files: Files, given: Any) -> dict[str, Files]:
     """Return files by the splits that their names say, or all joined if they say none or there is one file.
 
     Raises:
-        OptionError: some files are splits and others are not, or none is train.
+        OptionError: some files are splits and some are not, or none is train.
     """
     if len(files) == 1:
         return {JOINED: files}
@@ -204,7 +204,7 @@ def _split_of(path: Path, given: Any) -> str:
 
 
 def find_files(config: FileData, given: Any) -> Files:
-    """Return the files of a path or of a list of paths that are not empty, with one format, in the order of paths.
+    """Return the non-empty files for a path or a list of paths, with one format, ordered by path.
 
     Raises:
         OptionError: there are none, one cannot be read, or they have several formats.
@@ -253,7 +253,7 @@ def find_files(config: FileData, given: Any) -> Files:
 
 
 def _list_files(given: Any) -> list[Path]:
-    """Return the files of a path or of a list of paths that are not empty, each once, in the order of paths.
+    """Return the non-empty files for a path or a list of paths, each once, ordered by path.
 
     Raises:
         OptionError: a path is none, or cannot be read.
@@ -279,7 +279,7 @@ def _list_files(given: Any) -> list[Path]:
 
 
 def _expanded(given: str) -> Iterator[Path]:
-    """Yield the file of a path, or the files of a folder or pattern, without hidden ones and descriptions.
+    """Yield a path's file, or the files in a folder or pattern, without hidden ones and descriptions.
 
     Of a `.bin` and its `.idx` the `.bin` is the file, also if the path names the index or has no suffix.
 

@@ -1,8 +1,8 @@
-"""Formats of files: the suffix, or `data.format`, names one, and a library reads it.
+"""File formats: the suffix, or `data.format`, names one, and a library reads it.
 
-Contents of a text are looked at only to refuse it. A column of a table is written once into the cache. A reader yields
-`(number, record)` for every record: a mapping of columns to values, or the error of one that cannot be read.
-`tests/docs/test_data_page.py` runs every line of the table in docs/data.md.
+A text's contents are inspected only to refuse it. A table column is written into the cache once. A reader yields
+`(number, record)` for every record: a mapping from columns to values, or the error if it cannot be read.
+`tests/docs/test_data_page.py` runs every line in docs/data.md's table.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ LIKE_JSON = {rb'(\xef\xbb\xbf)?\s*(\[\s*)?\{\s*"': f"JSON; {RECORDS}"}
 TEXT_COLUMNS: tuple[str, ...] = ("text", "content")
 ID_COLUMNS: tuple[str, ...] = ("input_ids", "ids", "tokens", "token_ids")
 IDS = "ids.int32"
-SEPARATORS = re.compile(r"[\s,\[]*")  # between the objects of a JSON file
+SEPARATORS = re.compile(r"[\s,\[]*")  # between the objects in a JSON file
 LONGEST_FIELD = 1 << 30
 BAD_RECORD = (ValueError, TypeError, RecursionError)
-# Errors of libraries for a damaged file.
+# Errors that libraries raise for a damaged file.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError, csv.Error)
 LACK = "lack the column"
 BAD = "cannot be read"
@@ -71,7 +71,7 @@ def formats_of(level: str) -> tuple[str, ...]:
 
 
 def format_of(path: Path, config: FileData) -> str:
-    """Return the format of a file: `data.format`, else its suffix's; nothing if neither is one of the level."""
+    """Return a file's format: `data.format`, else its suffix's; nothing if neither fits the level."""
     formats = formats_of(config.level)
     if config.format is not None:
         require(
@@ -118,7 +118,7 @@ def check_text(path: Path, config: FileData) -> bytes:
 
 
 def read_records(path: Path, name: str, config: FileData) -> Part:
-    """Write the records of a file into the cache, once, and return the part that holds them; each is a document.
+    """Write a file's records into the cache, once, and return the part that holds them; each is a document.
 
     Args:
         path: a file.
@@ -154,7 +154,7 @@ def read_records(path: Path, name: str, config: FileData) -> Part:
 def _write_records(
     path: Path, name: str, config: FileData, stored: Any
 ) -> tuple[array[int], dict[str, int]]:
-    """Write the records of a file; return the bytes or ids where each begins, and how many are left out."""
+    """Write a file's records; return the bytes or ids where each begins, and how many are left out."""
     unit = "line" if name == "jsonl" else "record"
     encode = encode_ids if config.level == "ids" else _encode_text
     starts = array("q")
@@ -197,9 +197,9 @@ def _unreadable(path: Path, place: str, error: Exception, way_on: str = "") -> O
 
 
 def read_column(path: Path, name: str, config: FileData) -> Records:
-    """Yield the number of every record of a file, and its value in `data.column` or the usual column.
+    """Yield every record's number, and its value in `data.column` or the usual column.
 
-    The value of a record that cannot be read is the error, and None of a record without the column.
+    The value is the error for a record that cannot be read, and None for one without the column.
 
     Args:
         path: a file.
@@ -274,7 +274,7 @@ def _json_lines(path: Path, config: FileData) -> Records:
 
 
 def _json(path: Path, config: FileData) -> Records:
-    """Yield the objects of a JSON text: one, several, or a list; each may go on over many lines."""
+    """Yield the objects in a JSON text: one, several, or a list; each may span several lines."""
     decoder = json.JSONDecoder()
     rest = ""
     number = 0

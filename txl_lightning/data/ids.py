@@ -1,4 +1,4 @@
-"""Files of token ids: arrays of NumPy, Megatron, fairseq and llm.c, raw numbers; their range and their names."""
+"""Files with token ids: NumPy, Megatron, fairseq and llm.c arrays, raw numbers; their range and their names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from txl_lightning.files import not_special
 
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 NUMPY = b"\x93NUMPY"
-INDEX = b"MMIDIDX\0\0"  # of Megatron and fairseq
+INDEX = b"MMIDIDX\0\0"  # in Megatron and fairseq files
 TYPES_OF_INDEX = {
     (INDEX, 1): "uint8",
     (INDEX, 2): "int8",
@@ -90,7 +90,7 @@ def _numpy(path: Path) -> Part:
 
 
 def _indexed(path: Path) -> Part:
-    """Open the ids of Megatron or fairseq: `.bin` without a header, its `.idx` has type, sequences and documents."""
+    """Open Megatron or fairseq ids: `.bin` without a header, its `.idx` has type, sequences and documents."""
     index = path.with_suffix(".idx").read_bytes()
     try:
         magic, code, n_sequences = struct.unpack_from("<9s8xBQ", index)
@@ -131,7 +131,7 @@ def _raw(path: Path, config: FileData, head: bytes) -> Part:
     pattern = HEADERS if dtype.itemsize == 1 else LETTERS
     is_foreign = pattern.match(head) is not None
     for index in (path.with_name("index.json"), path.with_name(f"{path.name}.index")):
-        is_foreign = is_foreign or index.is_file()  # of chunks of another library
+        is_foreign = is_foreign or index.is_file()  # chunks from another library
     sure = "save them with numpy.save, or data.format=raw if they are plain numbers"
     require(
         config.format == "raw" or not is_foreign,
@@ -150,7 +150,7 @@ def _raw(path: Path, config: FileData, head: bytes) -> Part:
 
 
 def encode_ids(value: Any) -> list[np.ndarray]:
-    """Return the sequences of ids of a record as int32: one, or several if its members are lists, as MidiTok writes.
+    """Return a record's id sequences as int32: one, or several if its members are lists, as MidiTok writes.
 
     Raises:
         TypeError, ValueError: it is no list of ids.
@@ -169,7 +169,7 @@ def encode_ids(value: Any) -> list[np.ndarray]:
 def vocabulary_of_ids(
     config: FileData, source: Source, checksum: str, given: Vocabulary | None
 ) -> Vocabulary:
-    """Return the vocabulary of ids: the given one, or of as many as `data.vocab_size`, `data.names` or the ids have.
+    """Return the vocabulary for ids: the given one, or with as many as `data.vocab_size`, `data.names` or the ids have.
 
     Raises:
         OptionError: an id is negative or too large, `data.names` cannot be read, `data.vocab_size` is not possible, or
@@ -237,7 +237,7 @@ def _new_vocabulary(config: FileData, counts: dict[str, int]) -> Vocabulary:
 
 
 def names_of_ids(file: str) -> dict[int, str]:
-    """Return the names of ids in a file: `tokenizer.json`, `vocab.json`, or a list with one name in each line.
+    """Return the names of ids in a file: `tokenizer.json`, `vocab.json`, or a list with one name per line.
 
     Raises:
         OptionError: it cannot be read.

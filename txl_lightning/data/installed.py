@@ -1,4 +1,4 @@
-"""Corpus of Python source files that are installed here: no network is needed."""
+"""Corpus from Python source files that are installed here: no network is needed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ EXCLUDED_FOLDERS = {"test", "tests", "__pycache__"}
 
 @register_corpus("python-packages", *LEVELS)
 def python_packages(config: DataConfig) -> Source:
-    """Source files of the installed SymPy and NetworkX, without their tests.
+    """Source files from the installed SymPy and NetworkX, without their tests.
 
-    Every file is a document. They are ordered by a hash of their names, so that the splits are similar, and never cut.
-    The splits have about 90 %, 5 % and 5 % of the bytes. `PUBLISHED_NAME` is the same text on every machine.
+    Every file is a document. They are ordered by a hash of their names, so the splits are similar, and never cut. The
+    splits have about 90 %, 5 % and 5 % of the bytes. `PUBLISHED_NAME` is the same text on every machine.
     """
     path_of: dict[str, Path] = {}
     packages = []

@@ -1,4 +1,4 @@
-"""Corpora of the paper, and Wikipedia of 2015: their files, where these are downloaded, and their published sizes."""
+"""The paper's corpora, and Wikipedia from 2015: their files, download addresses, and published sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ADDRESSES = {  # of archives, and the folder in them
 CHARACTERS = 100_000_000
 SIZES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 WIKITEXT_EVALUATION = {"valid": 217_646, "test": 245_569}
-# Entries of the vocabulary and tokens of the splits with `<eos>`, which a correct preparation reproduces.
+# Vocabulary entries and tokens per split with `<eos>`, which a correct preparation reproduces.
 PUBLISHED: dict[str, dict[str, int]] = {
     "enwik8, newlines kept": {"vocabulary": 205, **SIZES},
     "enwik8, newlines dropped": {"vocabulary": 204},  # of the bytes, line breaks are counted too
@@ -50,7 +50,7 @@ PUBLISHED: dict[str, dict[str, int]] = {
     "lm1b": {"vocabulary": 793_471},
     "lm1b, <S> at both ends": {"vocabulary": 793_471},
 }
-# Names of folders in `data.root` other than the corpus', the files of a split, and in words what to put there.
+# Other allowed folder names in `data.root`, each split's files, and in words what to put there.
 FOLDERS = {"ptb": "penn", "lm1b": "one-billion-words"}
 LAYOUTS = ("{}.txt.raw", "wiki.{}.tokens", "ptb.{}.txt", "{}.txt")
 NEEDED = {
@@ -63,7 +63,7 @@ NEEDED = {
 
 @register_corpus("enwik8", "byte", options=Enwik8Data)
 def enwik8(config: Enwik8Data) -> Source:
-    """First 10^8 bytes of Wikipedia of 2006: 90M, 5M and 5M bytes.
+    """First 10^8 bytes of Wikipedia in 2006: 90M, 5M and 5M bytes.
 
     `data.newlines=dropped` reads it as the paper did: without line breaks, 204 symbols. `kept` keeps all bytes, 205
     symbols. The corpus' name says which.
@@ -80,7 +80,7 @@ def enwik8(config: Enwik8Data) -> Source:
 
 @register_corpus("text8", "char")
 def text8(config: DataConfig) -> Source:
-    """First 10^8 characters of Wikipedia of 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
+    """First 10^8 characters of Wikipedia in 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
     return _source(config, vocabulary.characters)
 
 
@@ -101,9 +101,8 @@ def ptb(config: DataConfig) -> Source:
 def lm1b(config: Lm1bData) -> Source:
     """One Billion Word benchmark: shuffled sentences, each begins with `<S>`; validation and test are the same text.
 
-    The vocabulary has the words that occur at least three times in training. `data.sentence_marks=both` has `<S>` at
-    the ends of sentences too, as the TensorFlow code: the end of a sentence and the start of the next one are then two
-    tokens.
+    The vocabulary has the words that occur at least three times in training. `data.sentence_marks=both` puts `<S>` at
+    sentence ends too, like the TensorFlow code: one sentence's end and the next one's start are then two tokens.
     """
     ways = {"start": "", "both": ", <S> at both ends"}
     require(
@@ -119,14 +118,14 @@ def lm1b(config: Lm1bData) -> Source:
 
 @register_corpus("wikipedia-2015", *vocabulary.LEVELS)
 def wikipedia_2015(config: DataConfig) -> Source:
-    """Plain text of Wikipedia articles of 2015 (`<doc …>` lines between them), of about enwik8's size: 90/5/5 %."""
+    """Plain text from Wikipedia articles in 2015 (`<doc …>` lines between them), about as large as enwik8: 90/5/5 %."""
     return _source(config, open_vocabulary(config))
 
 
 def _source(
     config: DataConfig, make: MakeVocabulary, way: str = "", cutoffs: tuple[int, ...] = ()
 ) -> Source:
-    """Return a corpus from its files, which are downloaded if they are not there.
+    """Return a corpus from its files; missing ones are downloaded.
 
     Args:
         config: group `data`.

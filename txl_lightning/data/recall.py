@@ -17,14 +17,14 @@ CHARACTERS = string.digits + string.ascii_letters + string.punctuation
 
 @dataclass(frozen=True)
 class Recall:
-    """Text of random symbols: a share of them repeats the symbol d tokens before.
+    """Text with random symbols: a share of them repeats the symbol d tokens before.
 
         x_t = x_{t-d}    with probability p
         x_t is drawn uniformly from V symbols    otherwise
 
-    One distance gives one such chain. K distances give K chains that take turns, each with its own alphabet of V
-    symbols: token t belongs to chain t mod K and repeats the one d_k before. Every d_k is a multiple of K, so that the
-    token d_k before belongs to the same chain. A distance that is listed n times has a share n / K of the tokens.
+    One distance gives one such chain. K distances give K chains that take turns, each with a separate alphabet of V
+    symbols: token t belongs to chain t mod K and repeats the one d_k before. Every d_k is a multiple of K, so the token
+    d_k before belongs to the same chain. A distance listed n times covers n / K of the tokens.
 
     Args:
         distances: d_1, …, d_K, in tokens.
@@ -42,14 +42,14 @@ class Recall:
         return self.repeats + (1 - self.repeats) / self.symbols
 
     def entropy(self, context: int) -> float:
-        """Return the entropy H(c) of a token after exactly c >= 1 tokens of context, in nats, without error.
+        """Return a token's entropy H(c) after exactly c >= 1 context tokens, in nats, without error.
 
             h    = -q ln q - (1 - q) ln((1 - q) / (V - 1))
             H(c) = 1/K Σ_k (h if c >= d_k else ln V)
 
-        h is the entropy of a token whose source, the token d before, is seen. Without the source a token is uniform:
-        it depends only on tokens that are a multiple of d away, and given the source on none beyond it. With p = 0.9,
-        V = 8 and one distance, H is ln 8 = 2.08 below c = d and 0.47 from there on.
+        h is a token's entropy when its source, the token d before, is seen. Without the source a token is uniform: it
+        depends only on tokens at multiples of d, and given the source on none beyond it. With p = 0.9, V = 8 and one
+        distance, H is ln 8 = 2.08 below c = d and 0.47 from there on.
 
         Args:
             context: c, in tokens.
@@ -65,11 +65,11 @@ class Recall:
         return total / len(self.distances)
 
     def text(self, n_tokens: int, seed: int) -> str:
-        """Return a text of ASCII characters, one a token; alphabet k has the characters kV to kV + V - 1.
+        """Return a text in ASCII characters, one per token; alphabet k has the characters kV to kV + V - 1.
 
         Args:
             n_tokens: length.
-            seed: seed; the text is the same with every version of NumPy.
+            seed: seed; the text is the same with every NumPy version.
         """
         random = np.random.RandomState(seed)
         K = len(self.distances)
@@ -83,7 +83,7 @@ class Recall:
         return letters.astype("S").tobytes().decode()
 
     def _chain(self, random: np.random.RandomState, n_tokens: int, distance: int) -> np.ndarray:
-        """Return the numbers of one chain: row by row, each column repeats its last drawn number."""
+        """Return one chain's numbers: row by row, each column repeats its last drawn number."""
         rows = -(-n_tokens // distance)
         drawn = random.randint(self.symbols, size=(rows, distance))
         repeats = random.random_sample((rows, distance)) < self.repeats
@@ -98,7 +98,7 @@ class Recall:
 
 @register_corpus("recall", "byte", "char", options=RecallData)
 def recall(config: RecallData) -> Source:
-    """Text of `Recall`, written once into `data.cache_dir` and cut like a file: 90 %, 5 % and 5 %.
+    """Text from `Recall`, written once into `data.cache_dir` and cut like a file: 90 %, 5 % and 5 %.
 
     Raises:
         OptionError: an option is not possible.

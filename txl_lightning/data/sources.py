@@ -1,4 +1,4 @@
-"""Text before it is encoded: parts of files by split, read in chunks; the registry of corpora."""
+"""Text before it is encoded: file parts by split, read in chunks; the registry of corpora."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ STARTS_OF_UNITS = {
     "char": re.compile(rb"(?![\x80-\xbf])"),
     "line": re.compile(rb"\A|(?<=\n)|(?<=\A\xef\xbb\xbf)|\Z"),
 }
-TEXT = "text.uint8"  # name of a text in a folder of the cache
-MakeVocabulary = Callable[..., Vocabulary]  # from chunks of bytes
+TEXT = "text.uint8"  # a text's file name in a cache folder
+MakeVocabulary = Callable[..., Vocabulary]  # from byte chunks
 
 
 def _open_zstd(path: Path, mode: str) -> Any:
@@ -68,14 +68,14 @@ UNPACK: dict[str, Callable[[Path, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive part of one file: text as an array of its bytes, or ids.
+    """Consecutive part of one file: text as an array with its bytes, or ids.
 
     Args:
-        path: path of the file.
+        path: file path.
         start: first byte, or id; a float is a fraction of the file.
-        stop: byte or id after the last; a float is a fraction of the file, None is the end of the file.
+        stop: byte or id after the last; a float is a fraction of the file, None is its end.
         alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line.
-        format: `plain` text, or the type of ids.
+        format: `plain` text, or the ids' type.
         offset: bytes before the first id.
         starts: positions in this file where documents begin, if it says so.
         origin: the user's file, if this one is a copy that was unpacked.
@@ -107,7 +107,7 @@ class Part:
 
     @property
     def is_plain_text(self) -> bool:
-        """True for a whole text of one document, without a mark of its encoding."""
+        """True for a whole text that is one document without an encoding mark."""
         return self.format == "plain" and self.start == 0 and len(self.starts) == 0
 
     def _place(self, whole: np.ndarray, position: int | float) -> int:
@@ -121,7 +121,7 @@ Parts = dict[str, list[Part]]  # by split
 
 @dataclass(frozen=True)
 class Source:
-    """Text of a corpus before it is encoded.
+    """A corpus's text before it is encoded.
 
     Args:
         name: as reports show it.
@@ -143,7 +143,7 @@ class Source:
 CORPORA: Guests[Callable[[Any], Source]] = Guests(
     "data", "txl_lightning.data.corpus", "txl_lightning.data.{}"
 )
-LEVELS_OF: dict[str, tuple[str, ...]] = {}  # the levels of every corpus
+LEVELS_OF: dict[str, tuple[str, ...]] = {}  # levels that every corpus has
 S = TypeVar("S", bound=Callable[[Any], Source])
 
 
@@ -153,10 +153,10 @@ def register_corpus(
     """Return a decorator that registers a function from the group `data` to a `Source`: `txl train data=NAME`.
 
     Args:
-        name: of the corpus.
+        name: the corpus's name.
         level: usual level at which it is read.
         others: further levels.
-        options: dataclass of its options, if it has any of its own.
+        options: dataclass with its options, if it has any.
 
     Raises:
         OptionError: another function has the name.
@@ -176,10 +176,10 @@ def register_corpus(
 
 
 def open_vocabulary(config: DataConfig) -> MakeVocabulary:
-    """Return what makes the vocabulary of a text that has no published one.
+    """Return what makes the vocabulary for a text without a published one.
 
-    Symbols rarer than `data.min_count`, by default words that occur once, are `<unk>`, which is so trained. At levels
-    bpe and ids another vocabulary is used.
+    Symbols rarer than `data.min_count`, by default words that occur once, become `<unk>`, so `<unk>` is trained. At
+    levels bpe and ids another vocabulary is used.
 
     Raises:
         OptionError: `data.min_count` is not possible.
@@ -205,7 +205,7 @@ def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> 
     Raises:
         UserError: the text cannot be stored.
     """
-    # Another text may follow from each change of the code.
+    # Each change to the code may change the text.
     code = Path(inspect.getfile(text)).read_text(encoding="utf-8")
 
     def write(folder: Path) -> Description:
@@ -217,7 +217,7 @@ def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> 
 
 
 def cut_file(path: Path) -> Parts:
-    """Cut a text file into consecutive splits of 90 %, 5 % and 5 %."""
+    """Cut a text file into consecutive splits with 90 %, 5 % and 5 %."""
     return cut_text(Part(path))
 
 
@@ -253,7 +253,7 @@ def cut_parts(parts: Sequence[Part], fractions: Sequence[float]) -> Parts:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Any]:
-    """Yield an open binary file; the suffixes of `UNPACK` are unpacked while it is read.
+    """Yield an open binary file; suffixes in `UNPACK` are unpacked while it is read.
 
     Raises:
         UserError: it cannot be read.
@@ -268,7 +268,7 @@ def unpacked(path: Path) -> Iterator[Any]:
 
 
 def first_bytes(path: Path) -> bytes:
-    """Return the first bytes of a file, unpacked.
+    """Return a file's first bytes, unpacked.
 
     Raises:
         UserError: it cannot be read.
@@ -278,7 +278,7 @@ def first_bytes(path: Path) -> bytes:
 
 
 def text_file(path: Path, config: DataConfig) -> Part:
-    """Return the text of a file; a compressed one is unpacked once into `data.cache_dir`.
+    """Return a file's text; a compressed one is unpacked once into `data.cache_dir`.
 
     Raises:
         UserError: it cannot be read.
@@ -298,7 +298,7 @@ def text_file(path: Path, config: DataConfig) -> Part:
 
 
 def end_of_unit(content: np.ndarray, position: int, unit: Alignment) -> int:
-    """Return a position in a text, moved forward to the start of a character or line, or the end of the text."""
+    """Return a position in a text, moved forward to a character's or line's start, or the text's end."""
     position = min(position, len(content))
     if unit == "byte":
         return position
@@ -316,7 +316,7 @@ def chunks(content: np.ndarray, unit: Alignment = "byte") -> Iterator[np.ndarray
 
 
 def read(parts: Iterable[Part], unit: Alignment = "byte") -> Iterator[bytes]:
-    """Yield the bytes of all parts in order, in chunks that end with whole units.
+    """Yield all parts' bytes in order, in chunks that end with whole units.
 
     Raises:
         UserError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""Streams of segments: contiguous parts of a corpus, or sentences in a new order every epoch (lm1b)."""
+"""Segment streams: contiguous parts of a corpus, or sentences in a new order every epoch (lm1b)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.data.subwords import Positions
 from txl_lightning.errors import OptionError, require
 
 if TYPE_CHECKING:
     from txl_lightning.config.schemas import DataConfig, EvaluationConfig
     from txl_lightning.data.corpus import Corpus
+    from txl_lightning.data.subwords import Positions
 
 
 class Batch(NamedTuple):
-    """T consecutive positions of this rank's B streams: a segment, or all segments of a training step.
+    """T consecutive positions in this rank's B streams: a segment, or all segments in a training step.
 
     Args:
         tokens: [B, E + T] token numbers; the first E, at most `ext_len`, are extended context.
         targets: [B, T] token numbers, each the token after its position.
-        number: index in the epoch, of the segment or of the step of several; training begins 0 with an empty memory.
-        known_targets: the targets in the CPU's memory, if the others are on a GPU.
+        number: index in the epoch, counting segments or steps with several; training begins 0 with an empty memory.
+        known_targets: the targets in the CPU's memory, if the batch is on a GPU.
         group: index of the group of streams, where gradients are accumulated over several.
     """
 
@@ -43,11 +43,11 @@ class Batch(NamedTuple):
         return part
 
     def split(self, segment_len: int, ext_len: int) -> list[Batch]:
-        """Cut a batch of several segments: each has `segment_len` positions, the last of an epoch maybe fewer.
+        """Cut a batch with several segments: each has `segment_len` positions, an epoch's last one maybe fewer.
 
         Args:
-            segment_len: T of the parts.
-            ext_len: tokens of extended context in front of each part (fewer at a stream's start).
+            segment_len: T in the parts.
+            ext_len: extended context before each part, in tokens (fewer at a stream's start).
         """
         n_targets = self.targets.shape[1]
         n_before = self.tokens.shape[1] - n_targets
@@ -66,7 +66,8 @@ class Batch(NamedTuple):
 
 
 def part_of_streams(n_streams: int, part: int, n_parts: int) -> tuple[int, int]:
-    """Return the first stream and the end of one of n parts of neighbouring streams; the first parts may have one more.
+    """Return the first stream and the end for one of n parts, made from neighbouring streams; the first parts may have
+    one more.
 
     22 streams in 8 parts are 3, 3, 3, 3, 3, 3, 2, 2.
     """
@@ -77,21 +78,21 @@ def part_of_streams(n_streams: int, part: int, n_parts: int) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class Streams:
-    """Streams of text as an iterable of `Batch` with a length and a position that can be saved and restored.
+    """Text streams as an iterable over `Batch` with a length and a position that can be saved and restored.
 
-    B contiguous streams read a split of n tokens in its own order: stream b begins at token (start + b (n // B)) mod n
-    and has n // B tokens, the rest is trimmed. A stream that reaches the end of the text continues at its first token.
-    The last segment may be shorter.
+    B contiguous streams read a split with n tokens in order: stream b begins at token (start + b (n // B)) mod n and
+    has n // B tokens, the rest is trimmed. A stream that reaches the text's end continues at its first token. The last
+    segment may be shorter.
 
-    Rank r of W reads part r of the streams (`part_of_streams`): together all ranks read the streams of a single
-    process. In a stream every token but the first is a target exactly once, in order. A segment depends on its index
-    and the epoch only, so that an iteration can resume anywhere.
+    Rank r among W reads part r of the streams (`part_of_streams`): together all ranks read what a single process reads.
+    In a stream every token but the first is a target exactly once, in order. A segment depends only on its index and
+    the epoch, so an iteration can resume anywhere.
 
     Args:
         tokens: the whole split, one-dimensional.
         batch_size: B, global.
         segment_len: T.
-        ext_len: tokens of extended context in front of every segment (fewer at a stream's start).
+        ext_len: extended context before every segment, in tokens (fewer at a stream's start).
         rank: r.
         world_size: W.
         seed: draws start from the n positions; None for 0.
@@ -126,7 +127,7 @@ class Streams:
         )
         self.position = 0
         self._start = 0
-        self.targets_per_stream = self._measure()  # before an array of as many streams
+        self.targets_per_stream = self._measure()  # before an array with as many streams
         self.own = np.arange(
             *part_of_streams(
                 self.batch_size,
@@ -136,7 +137,7 @@ class Streams:
         )
 
     def _measure(self) -> int:
-        """Set `stream_starts`, [B], and `text_len`, and return the number of targets of a stream.
+        """Set `stream_starts`, [B], and `text_len`, and return the number of targets per stream.
 
         Raises:
             OptionError: it is too short.
@@ -159,15 +160,15 @@ class Streams:
 
     @property
     def n_targets(self) -> int:
-        """Number of targets in one epoch of this rank's streams."""
+        """Number of targets in one epoch in this rank's streams."""
         return len(self.own) * self.targets_per_stream
 
     @property
     def left_out(self) -> dict[str, int]:
-        """Number of tokens of the split that are not a target on any rank, by reason.
+        """Number of tokens in the split that are not a target on any rank, by reason.
 
-        `first_of_streams`: first tokens of streams that are in no other stream; `trimmed`: ends of streams, and tokens
-        that do not fill all streams evenly.
+        `first_of_streams`: first tokens of streams that are in no other stream; `trimmed`: stream ends, and tokens that
+        do not fill all streams evenly.
         """
         n_targets = self.targets_per_stream
         gaps = np.diff(self.stream_starts) != n_targets
@@ -176,18 +177,18 @@ class Streams:
         return {"first_of_streams": firsts, "trimmed": trimmed}
 
     def positions(self, index: int) -> Positions:
-        """Return the positions in the split of a segment's targets, [B, T]."""
+        """Return where a segment's targets stand in the split, [B, T]."""
         return self._positions(index, 0)[:, 1:]
 
     def _positions(self, index: int, ext_len: int) -> Positions:
-        """Return the positions in the split of a segment's tokens and of its last target, [B, E + T + 1]."""
+        """Return where a segment's tokens and its last target stand in the split, [B, E + T + 1]."""
         start = index * self.segment_len
         stop = min(start + self.segment_len, self.targets_per_stream)
         places = np.arange(max(0, start - ext_len), stop + 1)
         return self._in_split(self.stream_starts[self.own][:, None] + places)
 
     def _in_split(self, places: Positions) -> Positions:
-        """Return the positions in the split of places in the order of reading."""
+        """Return where places in reading order stand in the split."""
         return places % self.text_len
 
     def __len__(self) -> int:
@@ -199,7 +200,7 @@ class Streams:
         window_BT = torch.from_numpy(window.astype(np.int64))
         n_left = self.targets_per_stream - index * self.segment_len
         targets_BT = window_BT[:, -min(self.segment_len, n_left) :]
-        targets_BT = torch.maximum(targets_BT, ~targets_BT)  # targets have no marks of documents
+        targets_BT = torch.maximum(targets_BT, ~targets_BT)  # targets have no document marks
         return Batch(
             window_BT[:, :-1],
             targets_BT,
@@ -207,7 +208,7 @@ class Streams:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield all segments of the epoch, or once those from a restored position on."""
+        """Yield all segments in the epoch, or once those from a restored position on."""
         start = self._start
         self._start = 0
         if start == 0 and self.position == len(self):  # the last iteration was left after its end
@@ -219,7 +220,7 @@ class Streams:
         self._end_epoch()
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position: number of segments of the epoch already yielded."""
+        """Return the position: how many segments in this epoch were yielded."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -233,21 +234,21 @@ class Streams:
 
 @dataclass(eq=False)
 class ShuffledStreams(Streams):
-    """Streams over a corpus of unordered sentences.
+    """Streams over a corpus with unordered sentences.
 
-    Every sentence begins with `<S>`, and every stream is filled sentence by sentence: `<S> a b <S> c d <S> …`. The end
-    of a sentence is predicted as the `<S>` of the next one. The original stores `<S>` at both ends of a sentence but
-    never predicts the duplicate; here it is stored once.
+    Every sentence begins with `<S>`, and every stream is filled sentence by sentence: `<S> a b <S> c d <S> …`. A
+    sentence's end is predicted as the next one's `<S>`. The original stores `<S>` at both ends of a sentence but never
+    predicts the duplicate; here it is stored once.
 
     The sentences in the epoch's order are cut into B consecutive streams of nearly equal length, each starting with a
-    sentence. All streams are read up to the length of the shortest one; the remaining tokens, fewer than the longest
-    sentence in each stream, are left out. With shuffling the shortest length possible in any order is used, so that
-    `len` is the same in every epoch. Without (evaluation) it is the actual one, and the last segment may be shorter.
-    The order depends on seed and epoch only, not on the segment length or W.
+    sentence. All streams are read up to the shortest one's length; the remaining tokens, fewer than the longest
+    sentence in each stream, are left out. With shuffling the shortest length possible in any order is used, so `len` is
+    the same in every epoch. Without (evaluation) it is the actual one, and the last segment may be shorter. The order
+    depends on seed and epoch only, not on the segment length or W.
 
     Args:
-        starts: positions of the first tokens of sentences in the split, ascending from 0.
-        seed: draws a new order in every epoch; None is the order of the text.
+        starts: positions in the split where sentences begin, ascending from 0.
+        seed: draws a new order in every epoch; None keeps the text's order.
 
     `Streams` explains the other arguments.
 
@@ -293,7 +294,7 @@ class ShuffledStreams(Streams):
         self._order()
 
     def _order(self) -> None:
-        """Compute the epoch's order of sentences, their ends in it, and the starts of streams."""
+        """Compute the epoch's sentence order, the sentences' ends in it, and where streams start."""
         self._sentences = np.arange(len(self.starts))
         if self.seed is not None:
             np.random.default_rng([self.seed, self.epoch]).shuffle(self._sentences)
@@ -325,19 +326,19 @@ def streams_of(
     world_size: int = 1,
     seed: int | None = None,
 ) -> Streams:
-    """Return streams of a split.
+    """Return a split's streams.
 
     Args:
         corpus: corpus with the split.
         split: train, valid or test.
         sizes: batch size and segment length.
-        ext_len: tokens of extended context in front of every segment.
-        rank: rank of this process.
+        ext_len: extended context before every segment, in tokens.
+        rank: this process's rank.
         world_size: number of processes.
-        seed: draws where the streams begin, or the order of sentences; None for the order of the text.
+        seed: draws where the streams begin, or the sentences' order; None for the text's order.
 
     Raises:
-        OptionError: the split is too short for an option of `sizes`.
+        OptionError: the split is too short for an option in `sizes`.
     """
     lengths = (sizes.batch_size, sizes.segment_len, ext_len, rank, world_size)
     try:

@@ -1,4 +1,4 @@
-"""Subwords: the tokens that `Tokenizer.encode` gives whole documents, however they are read; training of BPE."""
+"""Subwords: the tokens that `Tokenizer.encode` gives for whole documents, however they are read; BPE training."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 BYTES = sorted(range(N_BYTES), key=lambda byte: chr(byte) not in ALPHABET)
 BYTE_OF_CHARACTER = dict(zip(ALPHABET, BYTES, strict=True))
 WORD_START = "▁"  # stands for a space in SentencePiece's tokenizers
-# White space before other characters: GPT-2's expression always divides a text before a run of it. Python's white space
-# is the expression's, except for the separators 1c to 1f.
+# White space before other characters: GPT-2's expression always divides a text before such a run. Python's white space
+# equals the expression's, except for the separators 1c to 1f.
 WORD = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|[^\S\x1c-\x1f]+")
 BEFORE_WORD = re.compile(r"(?<=[^\s\x1c-\x1f])(?=[ \n])")
 ID_BYTES = 4
@@ -41,17 +41,18 @@ Tokens = tuple[NDArray[Any], Positions]  # and the positions in them where docum
 
 
 class Subwords:
-    """Tokens of UTF-8 text by a tokenizer that keeps its bytes: the ids of `Tokenizer.encode` of each whole document.
+    """UTF-8 text as tokens from a tokenizer that keeps its bytes: the ids from `Tokenizer.encode` for each whole
+    document.
 
-    A long document is cut into parts where its ids do not change: the ids of the 256 characters before a cut must begin
-    the ids of the 512 characters around it, and each part is encoded behind such a context. Tokenizers that divide a
-    text like GPT-2's encode every word once.
+    A long document is cut into parts where its ids do not change: the ids for the 256 characters before a cut must
+    begin the ids for the 512 characters around it, and each part is encoded behind such a context. Tokenizers that
+    divide a text like GPT-2's encode every word once.
 
     Args:
-        tokenizer: contents of a `tokenizer.json`.
+        tokenizer: a `tokenizer.json`'s contents.
 
     Attributes:
-        contents: bytes of every token, by number.
+        contents: every token's bytes, by number.
 
     Raises:
         UserError: its tokens are no bytes of text.
@@ -72,7 +73,7 @@ class Subwords:
         self._ids_of_word: dict[str, bytes] = {}
 
     def encode(self, chunks: Iterable[Texts]) -> Iterator[Tokens]:
-        """Yield the tokens of documents in chunks, which may end anywhere, and the positions where documents begin.
+        """Yield the documents' tokens in chunks, which may end anywhere, and the positions where documents begin.
 
         Raises:
             UserError: the tokens do not give back the text.
@@ -92,7 +93,7 @@ class Subwords:
         yield self._encode_texts(context, [rest])
 
     def _find_cut(self, text: str) -> int:
-        """Return a place near the end of a long text where its ids do not change, or 0."""
+        """Return a place near a long text's end where its ids do not change, or 0."""
         if len(text) < PART_CHARACTERS:
             return 0
         end = len(text) - CONTEXT_CHARACTERS
@@ -117,7 +118,7 @@ class Subwords:
         return np.frombuffer(b"".join(encoded), np.int32), ends[:-1]
 
     def _ids(self, texts: Texts) -> list[bytes]:
-        """Return the ids of each text as bytes of int32; a word of GPT-2's expression is encoded once."""
+        """Return each text's ids as int32 bytes; a word by GPT-2's expression is encoded once."""
         if not self._has_words:
             return self._encode(texts)
         words_of_texts = [WORD.findall(text) for text in texts]
@@ -128,7 +129,7 @@ class Subwords:
         return [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
 
     def _encode(self, texts: Texts) -> list[bytes]:
-        """Return the ids of each text as bytes of int32, and compare their bytes with the texts.
+        """Return each text's ids as int32 bytes, and compare their bytes with the texts.
 
         Raises:
             UserError: the tokens do not give back the texts.
@@ -144,7 +145,7 @@ class Subwords:
         return b"".join(map(self.contents.__getitem__, array("i", ids)))
 
     def _loss(self, text: str) -> str:
-        """Return why the tokens of a text do not give it back."""
+        """Return why a text's tokens do not give it back."""
         lost = []
         for character in sorted(set(text)):
             content = character.encode()
@@ -157,7 +158,7 @@ class Subwords:
 
 
 def _divides_words(state: dict[str, Any]) -> bool:
-    """Return whether a tokenizer is known to divide a text before a run of white space, like GPT-2's expression."""
+    """Return whether a tokenizer is known to divide a text before each run of white space, like GPT-2's expression."""
     before = state.get("pre_tokenizer") or {}
     is_gpt2 = before.get("type") == "ByteLevel" and before.get("use_regex", True)
     is_plain = state.get("normalizer") in (None, {"type": "NFC"})
@@ -195,8 +196,8 @@ def _contents(tokenizer: Tokenizer, state: dict[str, Any]) -> tuple[bytes, ...]:
 def train_byte_pairs(texts: Iterable[str], vocab_size: int, least: int = N_BYTES) -> str:
     """Train byte-level BPE on a text and return its `tokenizer.json`: 256 bytes and at most `vocab_size` - 256 merges.
 
-    The regular expression of GPT-2 cuts the text into words, which no merge crosses; a word of more than
-    `LONGEST_WORD` bytes is cut for the training. Equal texts give equal merges.
+    GPT-2's regular expression cuts the text into words, which no merge crosses; a word with more than `LONGEST_WORD`
+    bytes is cut for training. Equal texts give equal merges.
 
     Args:
         texts: the text in chunks, which may end anywhere.

@@ -18,33 +18,33 @@ from txl_lightning.data.subwords import N_BYTES, Positions, Subwords, Tokens
 from txl_lightning.errors import UserError
 
 Level = Literal["byte", "char", "word", "bpe", "ids"]
-LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")  # of texts
-# Read with the vocabulary of a checkpoint, which is not made from the text again.
+LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")  # for texts
+# Read with a checkpoint's vocabulary, which is not made from the text again.
 KEPT_LEVELS = ("bpe", "ids")
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
 SENTENCE = "<S>"
 UNKNOWN_OF_LM1B = "<UNK>"
-LEAST_COUNT_OF_LM1B = 3  # rarer words of the One Billion Word benchmark are <UNK>
-# White space does not divide a text into words if more than this share of them are rare.
+LEAST_COUNT_OF_LM1B = 3  # the One Billion Word benchmark's rarer words are <UNK>
+# If more than this share of words are rare, white space does not divide the text into words.
 MOST_UNKNOWN = 0.5
 ENOUGH_WORDS = 1_000
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Symbols of a corpus; the token number of a symbol is its index.
+    """A corpus's symbols; a symbol's token number is its index.
 
-    Byte level: without symbols all 256 bytes, numbered by value; with symbols (Latin-1 characters) only those, and
-    line breaks are dropped if they are not among them, as the paper reads enwik8. Word level: `<eos>` ends every
-    line; if `<eos>` is not a symbol, `<S>` begins every sentence instead (lm1b). Unknown words become `<unk>` or
-    `<UNK>`. BPE: symbols are the bytes of each token as Latin-1 characters. Ids: symbols are names, or the
-    numbers themselves; text is names between white space.
+    Byte level: without symbols all 256 bytes, numbered by value; with symbols (Latin-1 characters) only those, and line
+    breaks are dropped if they are not among them, as the paper reads enwik8. Word level: `<eos>` ends every line; if
+    `<eos>` is not a symbol, `<S>` begins every sentence instead (lm1b). Out-of-vocabulary words become `<unk>` or
+    `<UNK>`. BPE: symbols are each token's bytes as Latin-1 characters. Ids: symbols are names, or the numbers
+    themselves; text is names between white space.
 
     Args:
         level: byte, char, word, bpe or ids.
-        symbols: in the order of their numbers; empty for all bytes.
-        tokenizer: contents of the `tokenizer.json` of level bpe.
+        symbols: ordered by number; empty for all bytes.
+        tokenizer: contents of level bpe's `tokenizer.json`.
         lenient: an unknown character or byte is `<unk>`, or left out if there is none, instead of an error.
         closed: sentences have `<S>` at their ends too, if they begin with it.
     """
@@ -60,7 +60,7 @@ class Vocabulary:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: str) -> Vocabulary:
-        """Return the vocabulary of a `tokenizer.json` whose tokens are bytes of text.
+        """Return the vocabulary in a `tokenizer.json` whose tokens are bytes of text.
 
         Raises:
             UserError: they are not, or it is not readable.
@@ -75,10 +75,10 @@ class Vocabulary:
 
     @cached_property
     def byte_lengths(self) -> np.ndarray | None:
-        """Number of bytes of every token, in UTF-8 for characters, [V]; -1 for `<unk>`. None for words, ids.
+        """Every token's number of bytes, in UTF-8 for characters, [V]; -1 for `<unk>`. None for words, ids.
 
-        Words have no bytes of their own: white space is not kept. Bytes that are dropped, as the line breaks of enwik8,
-        are not counted.
+        A word's bytes are unknown: white space is not kept. Dropped bytes, such as enwik8's line breaks, are not
+        counted.
         """
         if self.level in ("word", "ids"):
             return None
@@ -89,7 +89,7 @@ class Vocabulary:
 
     @cached_property
     def _bytes(self) -> list[bytes]:
-        """Bytes of every token, in UTF-8 for characters and words."""
+        """Every token's bytes, in UTF-8 for characters and words."""
         encoding = "latin-1" if self.consists_of_bytes else "utf-8"
         return [symbol.encode(encoding) for symbol in self._symbols]
 
@@ -98,7 +98,7 @@ class Vocabulary:
         return self.symbols or map(chr, range(N_BYTES))
 
     def count_bytes(self, tokens: np.ndarray) -> int | None:
-        """Return the number of bytes that tokens stand for; None if it is not known (words, ids, `<unk>`)."""
+        """Return how many bytes the tokens stand for; None if it is not known (words, ids, `<unk>`)."""
         if self.byte_lengths is None:
             return None
         lengths = self.byte_lengths[tokens]
@@ -132,12 +132,12 @@ class Vocabulary:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Number of every symbol."""
+        """Every symbol's number."""
         return {symbol: number for number, symbol in enumerate(self._symbols)}
 
     @cached_property
     def unknown(self) -> int:
-        """Number of `<unk>` or `<UNK>`; -1 without either."""
+        """Number for `<unk>` or `<UNK>`; -1 without either."""
         return self.numbers.get(UNKNOWN, self.numbers.get(UNKNOWN_OF_LM1B, -1))
 
     @property
@@ -147,13 +147,13 @@ class Vocabulary:
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of encoded tokens: the smallest that fits for all levels but words, which have int32."""
+        """Type for encoded tokens: the smallest that fits for all levels except words, which have int32."""
         if self.level == "word" or len(self) > 1 << 16:
             return np.dtype(np.int32)
         return np.min_scalar_type(len(self) - 1)
 
     def encode(self, content: bytes) -> np.ndarray:
-        """Return the token numbers of UTF-8 text, or of any bytes at byte level.
+        """Return the token numbers for UTF-8 text, or for any bytes at byte level.
 
         Raises:
             UserError: the bytes are not UTF-8, or a symbol is unknown and the vocabulary has no `<unk>`.
@@ -162,10 +162,10 @@ class Vocabulary:
         return np.concatenate(tokens)
 
     def encode_documents(self, chunks: Iterable[list[Any]]) -> Iterator[Tokens]:
-        """Yield the token numbers of documents in chunks, and the positions in them where documents begin.
+        """Yield the documents' token numbers in chunks, and the positions in them where documents begin.
 
         Args:
-            chunks: lists of text in whole characters or, for words, lines; or of arrays of ids. The first of a list
+            chunks: lists with text in whole characters or, for words, lines; or with id arrays. A list's first one
                 continues the document before it, or begins the first one; every further one begins a document.
 
         Raises:
@@ -213,12 +213,12 @@ class Vocabulary:
         return tokens, np.flatnonzero(tokens == sentence)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Return the text of token numbers; bytes that are not UTF-8 become replacement characters."""
+        """Return the text for token numbers; bytes that are not UTF-8 become replacement characters."""
         decoder = StreamDecoder(self)
         return decoder.feed(tokens) + decoder.finish()
 
     def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
-        """Return the bytes of token numbers, as they were encoded, UTF-8 or not."""
+        """Return the bytes for token numbers, as they were encoded, UTF-8 or not."""
         return b"".join(self._bytes[int(token)] for token in tokens)
 
     def state_dict(self) -> dict[str, Any]:
@@ -279,27 +279,27 @@ class Vocabulary:
 
 
 class StreamDecoder:
-    """Incremental `Vocabulary.decode`: the results of `feed` and `finish`, joined, are the text of all tokens.
+    """Incremental `Vocabulary.decode`: the results of `feed` and `finish`, joined, are the text for all tokens.
 
     Bytes are held back until their UTF-8 character is complete; invalid bytes become replacement characters. A space
     is returned together with the word after it.
 
     Args:
-        vocabulary: vocabulary of the tokens.
+        vocabulary: the tokens' vocabulary.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._end = SENTENCE if vocabulary.starts_sentences else END_OF_LINE
-        self._space = ""  # in front of the next word
+        self._space = ""  # before the next word
 
     def feed(self, tokens: Iterable[int]) -> str:
         """Return the text that these tokens complete."""
         return "".join(self._piece(int(token)) for token in tokens)
 
     def finish(self) -> str:
-        """Return the replacement character of an incomplete character at the end, or an empty string."""
+        """Return the replacement character for an incomplete character at the end, or an empty string."""
         if not self.vocabulary.consists_of_bytes:
             return ""
         return self._characters.decode(b"", final=True)
@@ -323,7 +323,7 @@ def words_of_lines(text: str, mark: str) -> list[str]:
 
     Args:
         text: complete lines.
-        mark: `<eos>` is put at the end of every line, blank ones too; `<S>` at the start of every line with a word.
+        mark: `<eos>` is put after every line, also blank ones; `<S>` before every line with a word.
     """
     words = []
     for line in io.StringIO(text, newline=None):
@@ -336,22 +336,22 @@ def words_of_lines(text: str, mark: str) -> list[str]:
 
 
 def _begins(documents: Sequence[Sequence[Any]]) -> Positions:
-    """Return the position where each further document begins, of these one after the other."""
+    """Return where each further document begins, when these follow one another."""
     return np.array([*accumulate(map(len, documents[:-1]))], np.int64)
 
 
 def without_marks(tokens: np.ndarray) -> Positions:
-    """Return the token numbers of tokens, whether marked or not."""
+    """Return the token numbers, whether tokens are marked or not."""
     plain = tokens.astype(np.int64)
     return np.maximum(plain, ~plain)
 
 
 def close_sentences(tokens: np.ndarray, sentence: int) -> tuple[np.ndarray, Positions]:
-    """Return tokens of whole sentences with `<S>` at their ends too, and the position of each sentence's first token.
+    """Return tokens for whole sentences with `<S>` at their ends too, and each sentence's first position.
 
     Args:
-        tokens: token numbers of sentences that begin with `<S>`.
-        sentence: token number of `<S>`.
+        tokens: token numbers for sentences that begin with `<S>`.
+        sentence: token number for `<S>`.
     """
     starts = np.flatnonzero(tokens == sentence)
     ends = [*starts[1:], len(tokens)][: len(starts)]
@@ -363,37 +363,37 @@ def close_sentences(tokens: np.ndarray, sentence: int) -> tuple[np.ndarray, Posi
 
 
 def all_bytes(chunks: Iterable[bytes]) -> Vocabulary:
-    """Return the vocabulary of all 256 bytes, whatever the text."""
+    """Return the vocabulary with all 256 bytes, whatever the text."""
     return Vocabulary("byte")
 
 
 def bytes_with_newlines(chunks: Iterable[bytes]) -> Vocabulary:
-    """Return the vocabulary of the bytes that occur, most frequent first, ties by first appearance."""
+    """Return the vocabulary with the bytes that occur, most frequent first, ties by first appearance."""
     return Vocabulary("byte", tuple(map(chr, _by_count(_counted(chunks)))))
 
 
 def bytes_without_newlines(chunks: Iterable[bytes]) -> Vocabulary:
-    """Return the vocabulary of the bytes that occur, without the line break: the paper's enwik8."""
+    """Return the vocabulary with the bytes that occur, without the line break: the paper's enwik8."""
     symbols = bytes_with_newlines(chunks).symbols
     return Vocabulary("byte", tuple(symbol for symbol in symbols if symbol != "\n"))
 
 
 def characters(chunks: Iterable[bytes]) -> Vocabulary:
-    """Return the vocabulary of the characters that occur, most frequent first, without `<unk>`."""
+    """Return the vocabulary with the characters that occur, most frequent first, without `<unk>`."""
     return Vocabulary("char", tuple(_by_count(_counted(map(decoded, chunks)))))
 
 
 def characters_and_unknown(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
-    """Return the vocabulary of `<unk>` and the characters that occur so often, by code point."""
+    """Return the vocabulary with `<unk>` and the characters that occur so often, by code point."""
     counts = _counted(map(decoded, chunks))
     frequent = sorted(symbol for symbol, count in counts.items() if count >= min_count)
     return Vocabulary("char", (UNKNOWN, *frequent))
 
 
 def words(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
-    """Return the vocabulary of `<eos>` and the words of a text, most frequent first, ties by appearance.
+    """Return the vocabulary with `<eos>` and a text's words, most frequent first, ties by appearance.
 
-    Case is kept. `<unk>` is placed by its count, which includes rarer words than `min_count`; if there are none, it is
+    Case is kept. `<unk>` is placed by its count, which includes words rarer than `min_count`; if there are none, it is
     the last entry.
 
     Raises:
@@ -414,7 +414,7 @@ def words(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
 
 
 def words_of_sentences(chunks: Iterable[bytes]) -> Vocabulary:
-    """Return the vocabulary of `<S>`, `<UNK>` and the words that occur at least three times (lm1b's rule)."""
+    """Return the vocabulary with `<S>`, `<UNK>` and the words that occur at least three times (lm1b's rule)."""
     counts = _counted(decoded(chunk).split() for chunk in chunks)
     frequent = [word for word in _by_count(counts) if counts[word] >= LEAST_COUNT_OF_LM1B]
     return Vocabulary("word", tuple(dict.fromkeys((SENTENCE, UNKNOWN_OF_LM1B, *frequent))))
@@ -433,7 +433,7 @@ def decoded(content: bytes) -> str:
 
 
 def _counted(chunks: Iterable[Iterable[Any]]) -> Counter[Any]:
-    """Count the members of all chunks, in the order of their first appearance."""
+    """Count the members in all chunks, ordered by first appearance."""
     return Counter(chain.from_iterable(chunks))
 
 

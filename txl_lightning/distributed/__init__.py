@@ -1,1 +1,1 @@
-"""Processes: ranks of one run, how they are started, and the jobs of a multirun."""
+"""Processes: the ranks that share a run, how they are started, and the jobs in a multirun."""

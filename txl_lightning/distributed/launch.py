@@ -1,12 +1,12 @@
-"""Further ranks of a run on this machine, each a process that ends with the first one.
+"""Further ranks on this machine, each a process that ends with the first one.
 
-Lightning's own launcher (2.6) is not used, for these reasons:
+Lightning's launcher (2.6) is not used, for these reasons:
 
 - It leaves the other ranks running when the first one is killed. Another rank's death is seen within five seconds and
   ends the first one with SIGKILL: no message, no exit code in W&B, and in a multirun the wrong error.
-- It runs `sys.argv` again in every rank, so `train` in a notebook, or in a program with a `-m` of its own, would start
-  that instead.
-- Its rendezvous listens on all addresses of the machine, and unpickles what it gets. These ranks meet in a file.
+- It runs `sys.argv` again in every rank, so `train` in a notebook, or in a program started with `-m`, would start that
+  instead.
+- Its rendezvous listens on all addresses and unpickles what it gets. These ranks meet in a file.
 
 With `torchrun` or SLURM this file is not used.
 """
@@ -30,18 +30,18 @@ from txl_lightning.distributed.ranks import MEETING, leaving
 from txl_lightning.errors import UserError
 from txl_lightning.jobs import POLL_SECONDS, Process, problem
 
-SECONDS_TO_END = 20.0  # from the end of rank 0 to the end of the others
+SECONDS_TO_END = 20.0  # from the end of rank 0 until all ranks must have ended
 SECONDS_TO_FAIL = 3.0  # a rank that lost its connection fails because another one did: that one must be found first
 
 
 @contextmanager
 def further_ranks(n_ranks: int, program: str, arguments: Any) -> Iterator[None]:
-    """Run the block as rank 0, beside processes of the other ranks, which meet it in a file that only this user opens.
+    """Run the block as rank 0, beside processes for the other ranks. They meet in a file that only this user can open.
 
     Args:
-        n_ranks: number of ranks, this one among them.
-        program: module that a rank runs with the path of a file: its arguments, pickled.
-        arguments: arguments of the program.
+        n_ranks: all ranks, including this one.
+        program: module that a rank runs, given the path to its pickled arguments.
+        arguments: passed to the program.
 
     Raises:
         UserError: another rank failed.
@@ -65,7 +65,7 @@ def further_ranks(n_ranks: int, program: str, arguments: Any) -> Iterator[None]:
             with leaving():
                 yield
                 _wait(others, SECONDS_TO_END)
-        except RuntimeError as error:  # of a lost connection
+        except RuntimeError as error:  # from a lost connection
             _wait(others, SECONDS_TO_FAIL, error)
             raise
         finally:
@@ -76,7 +76,7 @@ def further_ranks(n_ranks: int, program: str, arguments: Any) -> Iterator[None]:
 
 
 def _variables(folder: str, n_ranks: int, n_threads: int) -> dict[str, str]:
-    """Return the variables of all ranks. Lightning knows by TORCHELASTIC_RUN_ID that the processes are ranks."""
+    """Return the variables for all ranks. TORCHELASTIC_RUN_ID tells Lightning that the processes are ranks."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return {
         "RANK": "0",

@@ -26,28 +26,28 @@ if TYPE_CHECKING:
     from txl_lightning.config.schemas import TrainerConfig
 
 T = TypeVar("T")
-MEETING = "TXL_MEETING"  # variable with the folder in which ranks of one machine meet
+MEETING = "TXL_MEETING"  # variable: folder in which ranks on one machine meet
 PREPARATION_LIMIT = timedelta(
     days=1
-)  # half an hour, the limit of other collectives, is short for a large corpus
+)  # other collectives wait half an hour, which is short for a large corpus
 KEPT_BYTES = 1 << 30
-M_TRIM_THRESHOLD = -1  # numbers of glibc's mallopt(3)
+M_TRIM_THRESHOLD = -1  # numbers for glibc's mallopt(3)
 M_MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rank r of W processes that train together. With W = 1 nothing is communicated.
+    """Rank r among W processes that train together. With W = 1 nothing is communicated.
 
-    Every method but `seed` and `report` is a collective: all ranks must call it, in the same order. They use a
-    gloo group of their own, whatever the gradients use: they do not wait for a GPU, and they fail at once when a
-    rank dies, because its connections close.
+    Every method except `seed` and `report` is a collective: all ranks must call it, in the same order. They use a
+    separate gloo group, whatever the gradients use: they do not wait for a GPU, and they fail at once when a rank dies,
+    because its connections close.
 
     Args:
         rank: r.
         world_size: W.
-        group: the gloo group of a training; None for one process, or for the default group, as in `all_gather`.
-        local_rank: rank among the processes of this machine.
+        group: gloo group for a training; None for one process, or for the default group, as in `all_gather`.
+        local_rank: rank among this machine's processes.
     """
 
     rank: int = 0
@@ -56,18 +56,18 @@ class Ranks:
     local_rank: int = 0
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, ordered by rank."""
+        """Return the values from all ranks, ordered by rank."""
         values = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(values, value, group=self.group)
         return values
 
     def first(self, value: T) -> T:
-        """Return the value of rank 0 on every rank."""
+        """Return rank 0's value on every rank."""
         return self.gather(value)[0]
 
     def total(self, *values: float) -> list[float]:
-        """Return the sum of each value over all ranks, in float64."""
+        """Return each value summed over all ranks, in float64."""
         return [float(sum(of_ranks)) for of_ranks in zip(*self.gather(values), strict=True)]
 
     def largest(self, number: int) -> int:
@@ -79,16 +79,16 @@ class Ranks:
         return int(largest)
 
     def in_turn(self, prepare: Callable[[], T]) -> T:
-        """Call `prepare` on the first rank of every machine, then on the others, which find its files on disk.
+        """Call `prepare` on the first rank on every machine, then on the rest, which find its files on disk.
 
-        Each rank gets the value, or the error, of its own call.
+        Each rank gets the value or the error from its call.
         """
         if self.world_size == 1:
             return prepare()
         try:
             if self.local_rank == 0:
                 return prepare()
-        finally:  # after an error too, because the others wait
+        finally:  # after an error too: the other ranks wait
             dist.monitored_barrier(self.group, timeout=PREPARATION_LIMIT)
         return prepare()
 
@@ -125,10 +125,10 @@ def environment() -> ClusterEnvironment | None:
 
 
 def connect(options: TrainerConfig) -> Ranks:
-    """Join the other processes of this run, if torchrun or SLURM started several.
+    """Join the other processes in this run, if torchrun or SLURM started several.
 
     Raises:
-        OptionError: the number of started processes differs from the configured one.
+        OptionError: torchrun or SLURM started more or fewer processes than configured.
     """
     started = environment()
     world_size = 1 if started is None else started.world_size()
@@ -164,10 +164,11 @@ def _join(started: ClusterEnvironment, world_size: int, on_gpu: bool) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 1 GiB of freed blocks for the next tensors.
+    """Let glibc keep up to 1 GiB in freed blocks for the next tensors.
 
-    By default it returns each large block to Linux, which fills it with zeros before it lends it again: with logits of
-    33 MB a training step on a CPU took 10 % longer (BENCHMARKS.md). Other systems and C libraries are left alone.
+    By default it returns each large block to Linux. Linux fills it with zeros before it lends it again: with logits
+    that take 33 MB, a training step on a CPU took 10 % longer (BENCHMARKS.md). Other systems and C libraries are left
+    alone.
     """
     if platform.libc_ver()[0] != "glibc":
         return
@@ -190,7 +191,7 @@ def leaving() -> Iterator[None]:
         stopped = error
     if dist.is_initialized():
         dist.destroy_process_group()
-        gc.collect()  # module and trainer hold the threads of the groups in cycles
+        gc.collect()  # module and trainer hold the groups' threads in cycles
     if stopped is not None:
         raise stopped
 
@@ -212,17 +213,17 @@ def process_group() -> Iterator[None]:
 
 
 def own_gpu(local_rank: int) -> torch.device:
-    """Return the GPU of a process, which becomes the current one: the only one that it sees, or one for each rank."""
+    """Return a process's GPU and make it the current one: the only GPU it sees, or one for each rank."""
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return r and W of the default process group; 0 and 1 without one."""
+    """Return r and W in the default process group; 0 and 1 without one."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def all_gather(part: T) -> list[T]:
-    """Return the parts of all ranks, ordered by rank, on every rank of the default process group."""
+    """Return the parts from all ranks, ordered by rank, on every rank in the default process group."""
     return Ranks(*rank_and_world_size()).gather(part)

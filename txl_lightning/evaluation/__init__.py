@@ -1,1 +1,1 @@
-"""Measurements of trained models."""
+"""Measure trained models."""

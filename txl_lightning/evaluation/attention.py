@@ -1,12 +1,12 @@
-"""`txl attention`: where the heads of a checkpoint attend, over a split and on a piece of text (Figures 5-7).
+"""`txl attention`: where a checkpoint's heads attend, over a split and on a piece of text (Figures 5-7).
 
-The model runs as in any evaluation. The inputs of its attention modules are recorded, from which the scores of all
-terms and of single terms are computed again. Only sums over queries are kept.
+The model runs as in any evaluation. The inputs to its attention modules are recorded; the scores with all terms and
+with single terms are computed again from them. Only sums over queries are kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
 
-MOST_TARGETS = 24  # of Figure 6
+MOST_TARGETS = 24  # in Figure 6
 ALL_TERMS = "all"
 
 
@@ -53,23 +53,23 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
     trained = open_checkpoint(options)
-    asked_for = [options.split] if options.split else []
-    corpus, (split,) = open_text(trained, options, asked_for, ["valid"])
+    corpus, (split,) = open_text(trained, options, options.split, ["valid"])
     protocol = protocol_of(trained, options, whole=split == WHOLE)
     model = protocol.model()
-    segment_len = protocol.lengths.segment_len
-    # The text first: an error in its options ends the command before the long pass over the split.
-    text = text_attention(model, corpus, split, options.text_position, segment_len)
-    names = list(text.weights)
-    for head in options.heads or ():
-        allowed = f"must be of {', '.join(names)}"
-        require(head in names, "heads", head, allowed)
-    streams = protocol.streams(corpus, split)
-    maps = attention_maps(model, streams, protocol.evaluation.max_segments)
-    heads = options.heads or farthest_heads(maps.mean_distance_NH)
+    # The text first: an error in its option ends the command before the long pass over the split.
+    text = text_attention(model, corpus, split, options.text_position, protocol.lengths.segment_len)
+    maps = attention_maps(model, protocol.streams(corpus, split), protocol.evaluation.max_segments)
     rows = []
     for (layer, head), distance in np.ndenumerate(maps.mean_distance_NH):
-        rows.append({"layer": layer + 1, "head": head + 1, "mean_distance": float(distance)})
+        rows.append(
+            {
+                "layer": layer + 1,
+                "head": head + 1,
+                "mean_distance": float(distance),
+            }
+        )
+    heads = farthest_heads(maps.mean_distance_NH)
+    names = [f"{layer + 1}:{head + 1}" for layer, head in heads]
     settings = protocol.settings()
     results = {
         "checkpoint": str(options.checkpoint),
@@ -81,20 +81,22 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         "distances": maps.by_distance[ALL_TERMS].shape[1],
         "queries": maps.queries,
         "heads": rows,
-        "text": {"position": text.position, "targets": len(text.targets), "heads": heads},
+        "text": {"position": text.position, "targets": len(text.targets), "heads": names},
     }
     arrays: Any = maps.by_distance
-    write_atomically(directory / "attention.npz", lambda path: np.savez_compressed(path, **arrays))
+    write_atomically(
+        directory / "attention.npz",
+        lambda path: np.savez_compressed(path, **arrays),
+    )
     write_json(directory / "attention.json", results, allow_nan=False)
-    write_figures(results, maps.by_distance, text, directory)
+    averaged = f"average over {maps.queries:,} tokens of {corpus.name} ({split})"
+    write_figures(maps, text, heads, averaged, directory)
     log_results("attention", results, options, directory)
-    tokens = f"{maps.queries:,} tokens of {corpus.name} ({split})"
-    shown = f"heads of text.svg: {', '.join(heads)}"
-    return wrap(f"average over {tokens}; {shown}; {describe(settings)}")
+    return wrap(f"{averaged}; heads of text.svg: {', '.join(names)}; {describe(settings)}")
 
 
 def protocol_of(trained: TrainedModel, options: AttentionOptions, whole: bool) -> Protocol:
-    """Return the protocol at the lengths of the command; the others are the run's.
+    """Return the protocol at the command's lengths; other lengths are the run's.
 
     Raises:
         OptionError: the model is no Transformer-XL whose keys are its tokens, or a length is not allowed.
@@ -110,22 +112,21 @@ def protocol_of(trained: TrainedModel, options: AttentionOptions, whole: bool) -
     return replace(protocol, clamped=True, cached=False)
 
 
-def farthest_heads(mean_distance_NH: Array) -> list[str]:
-    """Return the head with the largest mean distance in the first, the middle and the last layer, as in Figure 6."""
+def farthest_heads(mean_distance_NH: Array) -> list[tuple[int, int]]:
+    """Return layer and head with the largest mean distance in the first, the middle and the last layer."""
     last = len(mean_distance_NH) - 1
     layers = sorted({0, last // 2, last})
-    return [f"{layer + 1}:{mean_distance_NH[layer].argmax() + 1}" for layer in layers]
+    return [(layer, int(mean_distance_NH[layer].argmax())) for layer in layers]
 
 
-@dataclass(frozen=True)
-class AttentionMaps:
+class AttentionMaps(NamedTuple):
     """Averages over queries, for N·H = R heads, layer by layer.
 
     Args:
         by_distance: for `all` terms and each single term, [R, L]: share of attention at the distances 0, …, L - 1;
             every row sums to 1.
-        mean_distance_NH: mean of Σ_j P_ij (i - j), in tokens, over all distances, also those beyond L.
-        queries: number of queries averaged.
+        mean_distance_NH: mean of Σ_j P_ij (i - j), in tokens, over all distances, also beyond L.
+        queries: queries in the average.
     """
 
     by_distance: dict[str, Array]
@@ -134,7 +135,7 @@ class AttentionMaps:
 
 
 class AttentionInputs(NamedTuple):
-    """Inputs of `Attention.forward` and `Attention.logits`."""
+    """Inputs to `Attention.forward` and `Attention.logits`."""
 
     hidden_BTD: Tensor
     memory_BMD: Tensor
@@ -150,7 +151,7 @@ Recorded = list[tuple[Attention, AttentionInputs]]
 def attention_inputs(
     model: TransformerXL, tokens_BT: Tensor, memory: Memory | None = None
 ) -> tuple[Recorded, Memory]:
-    """Run the model; return the attention module of every layer with its inputs, and the next memory."""
+    """Run the model; return each layer's attention module with its inputs, and the next memory."""
     recorded: Recorded = []
 
     def record(module: Any, inputs: tuple[Any, ...]) -> None:
@@ -162,40 +163,46 @@ def attention_inputs(
     return recorded, memory
 
 
-def sums_of_layer(
+def sums_by_distance(
     attention: Attention, inputs: AttentionInputs, counted_BT: Tensor, term: str
 ) -> Tensor:
-    """Return sums over the counted queries by distance, [H, K], in float64: the inverse of `relative_shift`."""
-    chosen = None if term == ALL_TERMS else term
-    weights_HBTK = attention.logits(*inputs, terms=chosen).softmax(-1) * counted_BT[:, :, None]
+    """Return sums over the counted queries by distance, [H, K], in float64; keys after a query have no weight."""
+    single = None if term == ALL_TERMS else term
+    weights_HBTK = (
+        attention.logits(
+            *inputs,
+            terms=single,
+        ).softmax(-1)
+        * counted_BT[:, :, None]
+    )
     weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
-    sums_HK = torch.zeros_like(weights_HTK[:, 0])
-    for query, weights_HK in enumerate(weights_HTK.unbind(1)):
-        n_keys = inputs.memory_BMD.shape[1] + query + 1
-        sums_HK[:, :n_keys] += weights_HK[:, :n_keys].flip(-1)
-    return sums_HK
+    H, T, K = weights_HTK.shape
+    keys_K = torch.arange(K, device=weights_HTK.device)
+    distances_TK = (keys_K[K - T :, None] - keys_K).clamp(min=0)
+    sums_HK = weights_HTK.new_zeros(H, K)
+    return sums_HK.index_add_(1, distances_TK.flatten(), weights_HTK.flatten(1))
 
 
-def counted_queries(recorded: Recorded, n_streams: int, reach: int, n_before: int) -> Tensor:
-    """Return which queries see all distances, [B, T].
-
-    Args:
-        recorded: inputs of the layers in a segment.
-        n_streams: B.
-        reach: number of keys that such a query sees.
-        n_before: tokens in the memory. A memory of zeros has keys that are no tokens.
-    """
-    _, inputs = recorded[0]
+def counted_queries(inputs: AttentionInputs, reach: int, n_before: int) -> Tensor:
+    """Return which queries of a segment see `reach` tokens, [B or 1, T], after n_before tokens in the memory."""
     n_keys = (inputs.visible.mask_TK == 0).sum(dim=-1)  # documents hide keys
-    n_tokens_T = n_before + 1 + torch.arange(n_keys.shape[-1], device=n_keys.device)
-    return (torch.minimum(n_keys, n_tokens_T) >= reach).expand(n_streams, -1)
+    # A memory of zeros has keys that are no tokens.
+    n_tokens_T = (
+        n_before
+        + 1
+        + torch.arange(
+            n_keys.shape[-1],
+            device=n_keys.device,
+        )
+    )
+    return torch.minimum(n_keys, n_tokens_T) >= reach
 
 
 @torch.no_grad()
 def attention_maps(
     model: TransformerXL, streams: Streams, max_segments: int | None = None
 ) -> AttentionMaps:
-    """Average attention over the streams of a split, the memory carried from segment to segment.
+    """Average attention over a split's streams, with the memory carried from segment to segment.
 
     Averaged are the queries that see all L distances: L = M + 1, or with `same_length` M (with `extra_key` M + 1).
     Takes O(N·H·(M + T)) float64 numbers besides one batch.
@@ -203,7 +210,7 @@ def attention_maps(
     Args:
         model: model with a memory and without extended context, in evaluation mode.
         streams: streams of one split.
-        max_segments: stop after this many segments.
+        max_segments: stop after this many segments of each.
 
     Raises:
         OptionError: the streams are too short: no query sees L keys.
@@ -211,68 +218,68 @@ def attention_maps(
     config = model.config
     device = device_of(model)
     reach = config.attention_len or config.mem_len + 1
-    shape = (config.n_layer, config.n_head, config.mem_len + streams.segment_len)
-    sums = {}
-    for term in (ALL_TERMS, *SCORES):
-        if term == ALL_TERMS or term in config.active_terms:
-            sums[term] = torch.zeros(
-                shape,
-                dtype=torch.float64,
-                device=device,
-            )
+    terms = [ALL_TERMS, *(term for term in SCORES if term in config.active_terms)]
+    shape = (len(terms), config.n_layer, config.n_head, config.mem_len + streams.segment_len)
+    sums = torch.zeros(shape, dtype=torch.float64, device=device)
     n_queries = 0
     n_read = 0
     memory = None
-    segments = range(number_of_segments(streams, max_segments))
-    for index in with_progress(segments, len(segments), "attention"):
+    n_segments = number_of_segments(streams, max_segments)
+    for index in with_progress(range(n_segments), n_segments, "attention"):
         tokens_BT = streams[index].tokens.to(device)
         recorded, memory = attention_inputs(model, tokens_BT, memory)
-        n_before = min(n_read, config.mem_len)
-        counted_BT = counted_queries(recorded, len(tokens_BT), reach, n_before)
         for layer, (attention, inputs) in enumerate(recorded):
-            for term, sums_NHS in sums.items():
-                sums_HK = sums_of_layer(attention, inputs, counted_BT, term)
-                sums_NHS[layer, :, : sums_HK.shape[1]] += sums_HK
+            counted_BT = counted_queries(inputs, reach, min(n_read, config.mem_len))
+            counted_BT = counted_BT.expand(len(tokens_BT), -1)
+            for place, term in enumerate(terms):
+                sums_HK = sums_by_distance(attention, inputs, counted_BT, term)
+                sums[place, layer, :, : sums_HK.shape[1]] += sums_HK
         n_queries += int(counted_BT.sum())
         n_read += tokens_BT.shape[1]
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
     require(n_queries > 0, "mem_len", config.mem_len, allowed)
-    by_distance = {}
-    for term, sums_NHS in sums.items():
-        near_RL = sums_NHS[:, :, :reach].flatten(0, 1).cpu().numpy()
-        by_distance[term] = near_RL / near_RL.sum(axis=1, keepdims=True)
+    near = sums[..., :reach].flatten(1, 2)
+    shares = (
+        (
+            near
+            / near.sum(
+                dim=-1,
+                keepdim=True,
+            )
+        )
+        .cpu()
+        .numpy()
+    )
     distances_S = torch.arange(
-        shape[2],
+        shape[-1],
         dtype=torch.float64,
         device=device,
     )
-    mean_distance_NH = sums[ALL_TERMS] @ distances_S / n_queries
+    mean_distance_NH = sums[0] @ distances_S / n_queries
+    by_distance = dict(zip(terms, shares, strict=True))
     return AttentionMaps(by_distance, mean_distance_NH.cpu().numpy(), n_queries)
 
 
-@dataclass(frozen=True)
-class TextAttention:
+class TextAttention(NamedTuple):
     """Attention from a piece of text to the tokens before it.
 
     Args:
         position: position of the first target in the split.
-        weights: by head as `LAYER:HEAD`, from 1: [Q, C], attention of the query before each of the Q targets on the
-            C tokens before the piece.
+        weights_NHQC: attention of the query before each of the Q targets on the C tokens before the piece.
         targets: Q symbols.
         context: C symbols, the oldest first.
     """
 
     position: int
-    weights: dict[str, Array]
+    weights_NHQC: Array
     targets: list[str]
     context: list[str]
 
 
-@torch.no_grad()
 def text_attention(
     model: TransformerXL, corpus: Corpus, split: str, position: int | None, segment_len: int
 ) -> TextAttention:
-    """Return the attention of every head on the memory, from a piece of text of 24 tokens, or of a shorter segment.
+    """Return every head's attention to the memory, from a text piece with 24 tokens, or from a shorter segment.
 
     The memory is filled with the tokens before the piece, read in segments as everywhere, from as far back as any layer
     can see; the piece is one segment.
@@ -280,8 +287,8 @@ def text_attention(
     Args:
         model: model with a memory and without extended context, in evaluation mode.
         corpus: corpus with the text.
-        split: name of its split.
-        position: position of the first target in the split; None for the middle, or the nearest that fits.
+        split: its split's name.
+        position: the first target's position in the split; None for the middle, or the nearest that fits.
         segment_len: T.
 
     Raises:
@@ -290,46 +297,37 @@ def text_attention(
     mem_len = model.config.mem_len
     n_targets = min(MOST_TARGETS, segment_len)
     tokens = corpus.splits[split]
-    position = place_of_text(position, len(tokens), mem_len, n_targets)
-    start = position - 1  # the first query: the token before the first target
-    n_before = min(start, (model.config.n_layer + 1) * mem_len)
-    piece = np.asarray(tokens[start - n_before : position + n_targets], np.int64)
-    tokens_1T = torch.from_numpy(piece)[None].to(device_of(model))
-    memory = None
-    first_len = n_before % segment_len
-    if first_len:
-        _, memory = attention_inputs(
-            model,
-            tokens_1T[:, :first_len],
-            memory,
-        )
-    for begin in range(first_len, n_before, segment_len):
-        _, memory = attention_inputs(
-            model,
-            tokens_1T[:, begin : begin + segment_len],
-            memory,
-        )
-    recorded, _ = attention_inputs(
-        model,
-        tokens_1T[:, n_before : n_before + n_targets],
-        memory,
-    )
-    weights = {}
-    for layer, (attention, inputs) in enumerate(recorded, 1):
-        weights_HTK = attention.logits(*inputs).softmax(-1)[:, 0]
-        for head, weights_TK in enumerate(weights_HTK.double().cpu().numpy(), 1):
-            weights[f"{layer}:{head}"] = weights_TK[:, :mem_len]
-    symbols = [corpus.vocabulary.decode([number]) for number in without_marks(piece)]
-    context = symbols[n_before - mem_len : n_before]
-    return TextAttention(position, weights, symbols[n_before + 1 :], context)
-
-
-def place_of_text(position: int | None, n_tokens: int, mem_len: int, n_targets: int) -> int:
-    """Return the position of the first target."""
     first = mem_len + 1
-    last = n_tokens - n_targets
+    last = len(tokens) - n_targets
     if position is None:
-        position = min(max(first, n_tokens // 2), last)
+        position = min(max(first, len(tokens) // 2), last)
     allowed = f"must be in {first} … {last}, with the memory before and {n_targets} tokens after it"
     require(first <= position <= last, "text_position", position, allowed)
-    return position
+    n_before = min(
+        position - 1,
+        (model.config.n_layer + 1) * mem_len,
+    )
+    piece = np.asarray(
+        tokens[position - 1 - n_before : position + n_targets],
+        np.int64,
+    )
+    first_end = n_before % segment_len or segment_len
+    memory = None
+    for segment in np.split(
+        piece[:-1],
+        range(first_end, n_before + 1, segment_len),
+    ):
+        tokens_1T = torch.from_numpy(segment)[None].to(device_of(model))
+        recorded, memory = attention_inputs(model, tokens_1T, memory)
+    layers = []
+    for attention, inputs in recorded:
+        weights_HQK = attention.logits(*inputs).softmax(-1)[:, 0].detach()
+        layers.append(weights_HQK[:, :, :mem_len].double().cpu().numpy())
+    symbols = [corpus.vocabulary.decode([number]) for number in without_marks(piece)]
+    context = symbols[n_before - mem_len : n_before]
+    return TextAttention(
+        position,
+        np.stack(layers),
+        symbols[n_before + 1 :],
+        context,
+    )

@@ -1,78 +1,79 @@
-"""Figures 5, 6 and 7: where heads attend by distance, on a piece of text, and by single terms of the score."""
+"""Figures 5, 6 and 7: where heads attend by distance, on a piece of text, and by single score terms."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import font_manager
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from txl_lightning.evaluation.losses import Array
 from txl_lightning.reporting.canvas import new_figure, plain_text, save_figure
 
 if TYPE_CHECKING:
-    from txl_lightning.evaluation.attention import TextAttention
+    from txl_lightning.evaluation.attention import AttentionMaps, TextAttention
 
-# u·k does not depend on the query: the paper shows no softmax of (c) alone.
+# u·k does not depend on the query: the paper shows no softmax over (c) alone.
 SCORES = {"a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
 MOST_COLUMNS = 256
 MOST_LETTERS = 14
 FONT = "DejaVu Sans Mono"  # part of matplotlib
 SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥"}
-MARKED_SHARE = 0.2  # of the context, for each target
+MARKED_SHARE = 0.2  # context tokens, for each target
 
 
 def write_figures(
-    results: dict[str, Any], maps: dict[str, Array], text: TextAttention, directory: Path
+    maps: AttentionMaps,
+    text: TextAttention,
+    heads: Sequence[tuple[int, int]],
+    averaged: str,
+    directory: Path,
 ) -> None:
     """Write as SVG and PNG `by_distance` (Figure 5), `text` (6) and `terms` (7).
 
     Args:
-        results: contents of `attention.json`.
-        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d).
+        maps: rows of Figure 5 (`all`) and Figure 7 (a, b, d).
         text: attention of Figure 6.
+        heads: layer and head of every panel of Figure 6.
+        averaged: what the maps are averages over, for titles.
         directory: folder for the files.
     """
-    heads = results["heads"]
-    n_head = heads[-1]["head"]
-    corpus = f"{results['corpus']['name']} ({results['split']})"
-    averaged = f"average over {results['queries']:,} tokens of {corpus}"
-    title = f"Where {len(heads)} heads attend: {averaged}"
+    n_head = maps.mean_distance_NH.shape[1]
+    title = f"Where {maps.mean_distance_NH.size} heads attend: {averaged}"
     draw_distances(
         directory / "by_distance",
-        {"": maps["all"]},
+        {"": maps.by_distance["all"]},
         n_head,
         title,
     )
-    panels = {f"softmax of {words}": maps[term] for term, words in SCORES.items() if term in maps}
+    panels = {}
+    for term, words in SCORES.items():
+        if term in maps.by_distance:
+            panels[f"softmax of {words}"] = maps.by_distance[term]
     if panels:
         title = f"Single terms of the score: {averaged}"
         draw_distances(directory / "terms", panels, n_head, title)
-    title = f"Attention on the memory, from token {text.position:,} of {corpus} on"
-    draw_text(
-        directory / "text",
-        text,
-        results["text"]["heads"],
-        title,
-    )
+    title = f"Attention on the memory, from token {text.position:,} of the text on"
+    draw_text(directory / "text", text, heads, title)
 
 
 def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: str) -> None:
     """Draw Figure 5, or Figure 7 with a panel for each term, as SVG and PNG: rows are heads, columns positions.
 
     The oldest token is on the left, the query itself on the right, in reading order. Panels stand one below the other,
-    so that their letters can be read at the width of a phone.
+    so their letters are readable on a phone.
 
     Args:
-        stem: path of the files without suffix.
-        panels: by name, [R, L]: mean attention of R = N·H heads on the distances 0, …, L - 1.
+        stem: file path without suffix.
+        panels: by name, [R, L]: mean attention from R = N·H heads at the distances 0, …, L - 1.
         n_head: H; a line separates the layers.
-        title: title of the figure.
+        title: figure title.
     """
     rows_PRL = np.stack(list(panels.values()))
     n_panels, n_rows, n_distances = rows_PRL.shape
@@ -88,7 +89,13 @@ def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: 
     norm = LogNorm(least, float(rows_PRL.max()))
     extent = (-n_distances + 0.5, 0.5, n_rows - 0.5, -0.5)
     first_rows = np.arange(0, n_rows, n_head)
-    names = [f"layer {layer}" for layer in range(1, len(first_rows) + 1)]
+    names = [
+        f"layer {layer}"
+        for layer in range(
+            1,
+            len(first_rows) + 1,
+        )
+    ]
     for axes, name, rows_RL in zip(all_axes, panels, rows_PRL, strict=True):
         shown = np.maximum(rows_RL[:, ::-1], least)
         image = axes.imshow(shown, norm=norm, aspect="auto", extent=extent)
@@ -96,41 +103,29 @@ def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: 
         axes.set_yticks(first_rows + n_head / 2 - 0.5, names)
         for row in first_rows[1:]:
             axes.axhline(row - 0.5, color="white", linewidth=1.2)
-    all_axes[-1].set_xlabel("relative position j − i (tokens)")
+    axes.set_xlabel("relative position j − i (tokens)")
     figure.supylabel(f"heads 1 … {n_head} of each layer", fontsize=9)
-    figure.suptitle(
-        textwrap.fill(title, 56),
-        fontsize=11,
-        parse_math=False,
-    )
-    bar = figure.colorbar(
-        image,
-        ax=list(all_axes),
-        extend="min",
-        location="bottom",
-        aspect=40,
-    )
     label = f"mean attention (share of 1); evenly spread: 1/{n_distances}"
-    bar.set_label(label, fontsize=9)
-    save_figure(figure, stem)
+    save_images(figure, image, textwrap.fill(title, 56), label, stem)
 
 
-def draw_text(stem: Path, text: TextAttention, heads: list[str], title: str) -> None:
+def draw_text(
+    stem: Path, text: TextAttention, heads: Sequence[tuple[int, int]], title: str
+) -> None:
     """Draw Figure 6, a panel for each head, as SVG and PNG: rows are targets, columns tokens of the memory.
 
-    Coloured are the tokens that a target attends to most (`most_attended`). Only the nearest 256 tokens of a longer
+    Coloured are the tokens that a target attends to most (`most_attended`). Only the nearest 256 tokens in a longer
     context are drawn.
 
     Args:
-        stem: path of the files without suffix.
+        stem: file path without suffix.
         text: attention on the tokens before the piece; 0 where a target does not see a token.
-        heads: heads to draw, as `LAYER:HEAD`.
+        heads: layer and head of every panel.
         title: title of the figure.
     """
     columns = [printable(symbol) for symbol in text.context[-MOST_COLUMNS:]]
     rows = [printable(symbol) for symbol in text.targets]
     letters = max(map(len, columns))
-    rotation = 0 if letters == 1 else 90
     # Panels with few columns must still be wide enough for their titles.
     width = 1.0 + max(6.5, 0.1 * len(columns))
     panel_height = 0.55 + 0.115 * len(rows) + 0.075 * letters
@@ -140,59 +135,64 @@ def draw_text(stem: Path, text: TextAttention, heads: list[str], title: str) -> 
         1,
         squeeze=False,
     )[:, 0]
-    largest = max(float(text.weights[head].max()) for head in heads)
+    largest = max(float(text.weights_NHQC[head].max()) for head in heads)
     norm = LogNorm(largest / 1e3, largest)
-    for axes, head in zip(all_axes, heads, strict=True):
-        weights_QC = text.weights[head]
+    for axes, (layer, head) in zip(all_axes, heads, strict=True):
+        weights_QC = text.weights_NHQC[layer, head]
         shown = np.ma.masked_where(~most_attended(weights_QC), weights_QC)
-        image = axes.imshow(
-            shown[:, -len(columns) :],
-            norm=norm,
-            aspect="auto",
-            cmap="Oranges",
-        )
-        layer, number = head.split(":")
+        shown = shown[:, -len(columns) :]
+        image = axes.imshow(shown, norm=norm, aspect="auto", cmap="Oranges")
         axes.set_title(
-            f"layer {layer}, head {number}",
+            f"layer {layer + 1}, head {head + 1}",
             fontsize=10,
             loc="left",
         )
-        axes.set_xticks(range(len(columns)), columns, rotation=rotation)
+        axes.set_xticks(
+            range(len(columns)),
+            columns,
+            rotation=90 if letters > 1 else 0,
+        )
         axes.set_yticks(range(len(rows)), rows)
         axes.tick_params(length=0, pad=2, labelsize=6.5, labelfontfamily=FONT)
         axes.set_ylabel("target (token to predict)", fontsize=9)
     axes.set_xlabel("token of the memory, oldest on the left")
+    label = "attention (share of 1) on the 20 % of the tokens that a target attends to most"
+    save_images(figure, image, title, label, stem)
+
+
+def save_images(figure: Figure, image: Any, title: str, label: str, stem: Path) -> None:
+    """Add the title and a bar of the colours of an image, and save the figure."""
     figure.suptitle(title, fontsize=11, parse_math=False)
     bar = figure.colorbar(
         image,
-        ax=list(all_axes),
+        ax=figure.axes,
         extend="min",
         location="bottom",
-        aspect=60,
+        aspect=50,
     )
-    label = "attention (share of 1) on the 20 % of the tokens that a target attends to most"
     bar.set_label(label, fontsize=9)
     save_figure(figure, stem)
 
 
 def printable(symbol: str) -> str:
-    """Return a token in glyphs of the font: signs for white space, escapes for what has no glyph, long words cut."""
+    """Return a token in glyphs that the font has: signs for white space, escapes for missing glyphs, long words cut."""
     font = font_manager.get_font(font_manager.findfont(FONT))
     word = ""
     for letter in symbol:
-        if letter in SIGNS:
-            word += SIGNS[letter]
-        elif letter.isprintable() and font.get_char_index(ord(letter)):
-            word += letter
-        else:
-            word += ascii(letter)[1:-1]
+        shown = SIGNS.get(letter, letter)
+        if not font.get_char_index(ord(shown)):
+            shown = ascii(letter)[1:-1]
+        word += shown
     if len(word) > MOST_LETTERS:
         word = word[: MOST_LETTERS - 1] + "…"
     return plain_text(word)
 
 
 def most_attended(weights_QC: Array) -> NDArray[np.bool_]:
-    """Mark the fifth of the C tokens with the most attention in every row."""
+    """Mark the most attended fifth among the C tokens in every row."""
     n_marked = max(1, round(MARKED_SHARE * weights_QC.shape[1]))
-    least_Q1 = np.sort(weights_QC, axis=1)[:, [-n_marked]]
+    least_Q1 = np.sort(
+        weights_QC,
+        axis=1,
+    )[:, [-n_marked]]
     return (weights_QC >= least_Q1) & (weights_QC > 0)

@@ -1,4 +1,4 @@
-"""The attention length that is best on one split, and the losses of all splits at this length: columns of Table 6."""
+"""The attention length that is best on one split, and all splits' losses at this length: columns in Table 6."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AtLength: TypeAlias = tuple[int, Protocol]
 
 
 def lengths_to_try(protocol: Protocol, lengths: Sequence[int]) -> list[AtLength]:
-    """Return training's lengths, then others, ascending, as far as the model sees.
+    """Return training's lengths, then other lengths, ascending, as far as the model sees.
 
     Raises:
         OptionError: the model has no attention, or a length is not allowed.
@@ -67,10 +67,16 @@ def select_length(
 
 
 def sweep_split(tried: Sequence[AtLength], scores: SplitScores) -> tuple[dict[str, Any], int]:
-    """Score a split at every length; return its entry `sweep`, and the place of the best length."""
+    """Score a split at every length; return its entry `sweep`, and the best length's index."""
     unit = loss_unit(scores.corpus.vocabulary.level)
     tolerance = UNITS[unit].tolerance
-    rows = [{"attention_length": length, **scores.row(protocol)} for length, protocol in tried]
+    rows = [
+        {
+            "attention_length": length,
+            **scores.row(protocol),
+        }
+        for length, protocol in tried
+    ]
     longest_first = reversed(range(len(rows)))
     best = min(longest_first, key=lambda place: rows[place][unit])
     limit = rows[best][unit] + tolerance
@@ -87,22 +93,15 @@ def sweep_split(tried: Sequence[AtLength], scores: SplitScores) -> tuple[dict[st
 
 
 def first_tokens(corpus: Corpus, n: int | None) -> Corpus:
-    """Return the corpus with only the first n tokens of validation, or whole sentences of at most n tokens in all."""
+    """Return the corpus with only the first n validation tokens, or whole sentences with at most n tokens in all."""
     if n is None or n >= len(corpus.splits[CHOSEN_ON]):
         return corpus
     documents = dict(corpus.documents)
     if corpus.sentences:
-        starts = np.asarray(documents[CHOSEN_ON])
+        starts = documents[CHOSEN_ON]
         n_sentences = max(
             1,
-            int(
-                np.searchsorted(
-                    starts,
-                    n,
-                    side="right",
-                )
-            )
-            - 1,
+            int(np.searchsorted(starts, n, side="right")) - 1,
         )
         n = int(starts[n_sentences])
         documents[CHOSEN_ON] = starts[:n_sentences]
@@ -111,12 +110,20 @@ def first_tokens(corpus: Corpus, n: int | None) -> Corpus:
 
 
 def draw_sweep(sweep: Mapping[str, Any], corpus: Corpus, directory: Path) -> None:
-    """Draw the losses of validation by attention length: `attention_lengths.svg|png`."""
+    """Draw the validation loss by attention length: `attention_lengths.svg|png`."""
     unit = sweep["unit"]
-    losses = {row["attention_length"]: row[unit] for row in (sweep["init"], *sweep["lengths"])}
+    losses = {}
+    for row in (sweep["init"], *sweep["lengths"]):
+        losses[row["attention_length"]] = row[unit]
     lengths = sorted(losses)
-    curves = {CHOSEN_ON: (lengths, [losses[length] for length in lengths])}
+    values = [losses[length] for length in lengths]
     title = f"Loss by attention length, {corpus.name}"
     x_label = "attention length (tokens)"
     path = directory / "attention_lengths"
-    line_figure(path, curves, x_label, UNITS[unit].name, title)
+    line_figure(
+        path,
+        {CHOSEN_ON: (lengths, values)},
+        x_label,
+        UNITS[unit].name,
+        title,
+    )

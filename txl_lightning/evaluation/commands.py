@@ -1,4 +1,4 @@
-"""Parts that the commands share: checks of options, the device, the checkpoint, panels in W&B."""
+"""Parts that the commands share: option checks, the device, the checkpoint, panels in W&B."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from txl_lightning.evaluation.trained import (
 
 
 def check_common_options(options: Any) -> None:
-    """Check the rules of fields, `accelerator`, and the `logger` of some commands.
+    """Check field rules, `accelerator`, and the `logger` that some commands have.
 
     Raises:
         OptionError: naming the option.
@@ -49,7 +49,7 @@ def options_as_typed() -> Iterator[None]:
 
 
 def chosen_device(accelerator: str) -> torch.device:
-    """Return the CPU, or the GPU of this process; never another device than the one asked for.
+    """Return the CPU, or this process's GPU; never another device than the requested one.
 
     Raises:
         OptionError: `accelerator` is neither `cpu` nor `gpu`, or there is no GPU.
@@ -62,10 +62,10 @@ def chosen_device(accelerator: str) -> torch.device:
 
 
 def open_checkpoint(options: Any) -> TrainedModel:
-    """Load `checkpoint` onto the device of the command, and set the threads that it uses.
+    """Load `checkpoint` onto the command's device, and set the number of threads.
 
     Raises:
-        OptionError: an option of `check_common_options`, or the checkpoint cannot be read.
+        OptionError: an option fails `check_common_options`, or the checkpoint cannot be read.
     """
     check_common_options(options)
     trained = load_trained(options.checkpoint)
@@ -75,17 +75,19 @@ def open_checkpoint(options: Any) -> TrainedModel:
 
 
 def open_text(
-    trained: TrainedModel, options: Any, splits: Sequence[str], default: Sequence[str]
+    trained: TrainedModel, options: Any, splits: str | Sequence[str] | None, default: list[str]
 ) -> tuple[Corpus, list[str]]:
-    """Load the corpus of a checkpoint, or the text `data_path`; return it and the names of the splits to read.
+    """Load a checkpoint's corpus, or the text `data_path`; return it and the names of the splits to read.
 
     Args:
-        trained: contents of the checkpoint.
+        trained: the checkpoint's contents.
         options: `checkpoint` and `data_path`.
-        splits: splits that are asked for, if any.
+        splits: one or several that are asked for, if any.
         default: splits of the run's corpus that are read otherwise; another text is then read whole.
     """
-    if not splits:
+    if isinstance(splits, str):
+        splits = [splits]
+    elif not splits:
         splits = [WHOLE] if is_other_text(options.data_path, [trained]) else default
     whole = WHOLE in splits
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=whole)
@@ -96,10 +98,10 @@ def log_results(command: str, results: dict[str, Any], options: Any, directory: 
     """Log a command as a W&B run, if `logger=wandb`: its JSON as summary, its figures and pages as panels.
 
     Args:
-        command: name of the command, before the names of all panels.
+        command: the command's name, as a prefix for all panels.
         results: contents of its JSON file.
-        options: options of the command, shown beside the run.
-        directory: folder of the command.
+        options: the command's options, shown beside the run.
+        directory: the command's folder.
     """
     if "wandb" not in options.logger.each:
         return
@@ -107,11 +109,7 @@ def log_results(command: str, results: dict[str, Any], options: Any, directory: 
 
     run = start_run(directory, options.logger, command, plain(options))
     run.summary.update(results)
-    begun = 0
-    config = directory / "config.yaml"
-    if config.exists():
-        begun = config.stat().st_mtime_ns  # older figures belong to an earlier command
     for path in sorted(directory.iterdir()):
-        if path.suffix in (".png", ".html") and path.stat().st_mtime_ns >= begun:
+        if path.suffix in (".png", ".html"):
             log_file(run, f"{command}/{path.stem}", path)
     run.finish()

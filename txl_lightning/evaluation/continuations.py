@@ -2,18 +2,20 @@
 
     log P(continuation | context) = Σ_t log P(x_t | context, x_1 … x_{t-1})
 
-Every row is read from a fresh state, in segments of evaluation's length, with the state carried between them.
+Every row is read from a fresh state, in evaluation's segments, with the state carried between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.formats import format_of, read_column
 from txl_lightning.errors import OptionError, UserError, require
@@ -22,22 +24,20 @@ from txl_lightning.evaluation.hardware import autocast
 from txl_lightning.evaluation.losses import SEGMENT_TOKENS, device_of, with_progress
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, protocol_from_options
-from txl_lightning.evaluation.tables import write_tsv
 from txl_lightning.evaluation.texts import encode_open
 from txl_lightning.evaluation.trained import TrainedModel, naming
-from txl_lightning.files import not_special, write_json
+from txl_lightning.files import not_special, write_json, write_text
 
 OPTION = "continuations"
 COLUMNS = ("context", "continuation")
-GREEDY_POSITIONS = 256
 
 
 class Continuation(NamedTuple):
-    """A text of tokens, the last ones to be scored.
+    """A text as tokens; the last ones are scored.
 
     Args:
         tokens: context and continuation.
-        n_context: number of tokens of the context. Without any, the first token is not scored.
+        n_context: tokens in the context. Without any, the first token is not scored.
     """
 
     tokens: list[int]
@@ -50,7 +50,7 @@ class Continuation(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-    """Result of one continuation.
+    """One continuation's result.
 
     Args:
         tokens: number of scored tokens.
@@ -66,7 +66,7 @@ class Likelihood(NamedTuple):
 def encode_pair(trained: TrainedModel, context: str, continuation: str) -> Continuation:
     """Encode a context and its continuation as one text.
 
-    A token that holds characters of both belongs to the continuation.
+    A token with characters from both belongs to the continuation.
 
     Raises:
         UserError: the vocabulary lacks a character, and has no `<unk>`.
@@ -85,7 +85,7 @@ def encode_pair(trained: TrainedModel, context: str, continuation: str) -> Conti
 def score_continuations(
     protocol: Protocol, continuations: Sequence[Continuation]
 ) -> list[Likelihood]:
-    """Return the likelihood of every continuation, in their order.
+    """Return every continuation's likelihood, in their order.
 
     Args:
         protocol: lengths and precision; its streams are not used.
@@ -93,64 +93,80 @@ def score_continuations(
     """
     model = protocol.model()
     likelihoods: list[Any] = [None] * len(continuations)
-    batches = list(_batches(continuations, protocol.lengths.attention_length))
+    batches = list(_batches(continuations))
     with autocast(protocol.precision, device_of(protocol.trained.model)):
         for rows in with_progress(batches, len(batches), OPTION, "batch"):
             batch = [continuations[row] for row in rows]
-            nats_BL, misses_BL = _score_batch(model, protocol, batch)
-            for row, nats_L, misses_L in zip(rows, nats_BL, misses_BL, strict=True):
+            nats_BL, hits_BL = _score_batch(model, protocol.lengths, batch)
+            for row, nats_L, hits_L in zip(rows, nats_BL, hits_BL, strict=True):
                 n_scored = continuations[row].n_scored
                 nats = float(nats_L[-n_scored:].sum())
-                is_greedy = not misses_L[-n_scored:].any()
+                is_greedy = bool(hits_L[-n_scored:].all())
                 likelihoods[row] = Likelihood(n_scored, nats, is_greedy)
     return likelihoods
 
 
-def _batches(continuations: Sequence[Continuation], attention_length: int) -> Iterator[list[int]]:
+def _batches(continuations: Sequence[Continuation]) -> Iterator[list[int]]:
     """Yield rows with texts of equal length."""
-    rows_by_length: dict[int, list[int]] = {}
-    for row, continuation in enumerate(continuations):
-        rows_by_length.setdefault(len(continuation.tokens), []).append(row)
-    for length, rows in rows_by_length.items():
-        size = max(1, SEGMENT_TOKENS // min(length, attention_length))
-        for first in range(0, len(rows), size):
-            yield rows[first : first + size]
+
+    def length(row: int) -> int:
+        return len(continuations[row].tokens)
+
+    for n_tokens, rows in groupby(
+        sorted(range(len(continuations)), key=length),
+        length,
+    ):
+        while batch := list(
+            islice(
+                rows,
+                max(1, SEGMENT_TOKENS // n_tokens),
+            )
+        ):
+            yield batch
 
 
-def _score_batch(
-    model: Any, protocol: Protocol, batch: list[Continuation]
-) -> tuple[Tensor, Tensor]:
-    """Return the nats of the last targets of texts of equal length, [B, L], and which are not the likeliest."""
-    text_BL = torch.tensor([continuation.tokens for continuation in batch], device=device_of(model))
+def _score_batch(model: Any, lengths: Lengths, batch: list[Continuation]) -> tuple[Tensor, Tensor]:
+    """Return the nats of the last targets of texts of equal length, [B, L], and which are the likeliest tokens."""
+    text_BL = torch.tensor(
+        [continuation.tokens for continuation in batch],
+        device=device_of(model),
+    )
     last = text_BL.shape[1] - 1
-    segment_len = protocol.lengths.segment_len
-    first_scored = min(continuation.n_context for continuation in batch)
     memory: Any = None
+    segments = []
+    for start in range(0, last, lengths.segment_len):
+        begin = max(0, start - lengths.ext_len)
+        stop = min(start + lengths.segment_len, last)
+        hidden_BTD, memory = model(
+            text_BL[:, begin:stop],
+            memory,
+        )
+        segments.append(hidden_BTD[:, start - begin :])
+    n_scored = max(continuation.n_scored for continuation in batch)
+    hidden_BLD = torch.cat(
+        segments,
+        dim=1,
+    )[:, -n_scored:]
+    targets_BL = text_BL[:, -n_scored:]
     nats = []
-    misses = []
-    for start in range(0, last, segment_len):
-        begin = max(0, start - protocol.lengths.ext_len)
-        stop = min(start + segment_len, last)
-        hidden_BTD, memory = model(text_BL[:, begin:stop], memory)
-        if stop < first_scored:
-            continue
-        hidden_BTD = hidden_BTD[:, start - begin :]
-        targets_BT = text_BL[:, start + 1 : stop + 1]
-        nats.append(model.losses(hidden_BTD, targets_BT).double())
-        misses.append(_likeliest(model, hidden_BTD) != targets_BT)
-    return torch.cat(nats, dim=1), torch.cat(misses, dim=1)
-
-
-def _likeliest(model: Any, hidden_BTD: Tensor) -> Tensor:
-    """Return the likeliest token after every hidden state, [B, T]; few distributions are held at once."""
-    likeliest = []
-    for hidden_BPD in hidden_BTD.split(max(1, GREEDY_POSITIONS // len(hidden_BTD)), dim=1):
-        likeliest.append(model.log_probabilities(hidden_BPD).argmax(-1))
-    return torch.cat(likeliest, dim=1)
+    hits = []
+    # One place at a time: few distributions are held at once.
+    for hidden_B1D, target_B1 in zip(
+        hidden_BLD.split(1, 1),
+        targets_BL.split(1, 1),
+        strict=True,
+    ):
+        log_probabilities_BV = model.log_probabilities(hidden_B1D)[:, 0]
+        nats.append(-log_probabilities_BV.gather(1, target_B1).double())
+        hits.append(log_probabilities_BV.argmax(1, keepdim=True) == target_B1)
+    return torch.cat(
+        nats,
+        dim=1,
+    ), torch.cat(hits, dim=1)
 
 
 def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path) -> list[str]:
-    """Score every row of a table with the columns `context` and `continuation`.
+    """Score every row in a table with the columns `context` and `continuation`.
 
     `continuations.tsv` has these columns and
 
@@ -174,11 +190,7 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
         try:
             continuation = encode_pair(trained, *pair)
         except UserError as error:
-            raise OptionError(
-                OPTION,
-                path,
-                f"row {number}: {error}",
-            ) from error
+            raise OptionError(OPTION, path, f"row {number}: {error}") from error
         allowed = f"row {number} must have a token to score; without a context the first token is not scored"
         require(continuation.n_scored > 0, OPTION, path, allowed)
         continuations.append(continuation)
@@ -187,37 +199,63 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
     nats_by_context: dict[str, list[float]] = {}
     for (context, _), likelihood in zip(pairs, likelihoods, strict=True):
         nats_by_context.setdefault(context, []).append(likelihood.nats)
-    rows = []
-    for (context, text), likelihood in zip(pairs, likelihoods, strict=True):
-        rank = 1 + sum(nats < likelihood.nats for nats in nats_by_context[context])
-        greedy = "yes" if likelihood.greedy else "no"
-        rows.append([context, text, likelihood.tokens, likelihood.nats, greedy, rank])
+    rows: list[Sequence[object]] = [(*COLUMNS, "tokens", "nats", "greedy", "rank")]
+    for (context, text), (n_tokens, nats, is_greedy) in zip(
+        pairs,
+        likelihoods,
+        strict=True,
+    ):
+        rank = sorted(nats_by_context[context]).index(nats) + 1
+        rows.append(
+            [
+                context,
+                text,
+                n_tokens,
+                nats,
+                "yes" if is_greedy else "no",
+                rank,
+            ]
+        )
     name = "continuations.tsv"
-    header = [*COLUMNS, "tokens", "nats", "greedy", "rank"]
-    write_tsv(directory / name, header, rows)
-    n_tokens = sum(likelihood.tokens for likelihood in likelihoods)
-    nats = sum(likelihood.nats for likelihood in likelihoods)
+    write_tsv(directory / name, rows)
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "continuations": path,
         "table": name,
-        "rows": len(rows),
-        "tokens": n_tokens,
-        "nats": nats,
+        "rows": len(pairs),
+        "tokens": sum(likelihood.tokens for likelihood in likelihoods),
+        "nats": sum(likelihood.nats for likelihood in likelihoods),
         "evaluation": protocol.settings(),
     }
     write_json(directory / "evaluation.json", results)
     log_results("evaluate", results, options, directory)
-    mean = f"{nats / n_tokens:.4f} nats per token on average"
-    return [f"{len(rows):,} continuations, {mean}, are in {name}"]
+    mean = f"{results['nats'] / results['tokens']:.4f} nats per token on average"
+    return [f"{len(pairs):,} continuations, {mean}, are in {name}"]
+
+
+def write_tsv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write a table with a tab between cells; backslash, tab, LF and CR in them are escaped as in C."""
+    escapes = str.maketrans(
+        {
+            "\\": r"\\",
+            "\t": r"\t",
+            "\n": r"\n",
+            "\r": r"\r",
+        }
+    )
+    lines = []
+    for row in rows:
+        cells = [str(cell).translate(escapes) for cell in row]
+        lines.append("\t".join(cells) + "\n")
+    write_text(path, "".join(lines))
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:
-    """Read the contexts and continuations of a table: JSON lines, CSV, TSV, Parquet or Arrow.
+    """Read contexts and continuations from a table: JSON lines, CSV, TSV, Parquet or Arrow.
 
     Raises:
-        OptionError: it cannot be read, has no such columns, or a row has no text in one of them.
+        OptionError: it cannot be read or lacks these columns, or a row has no text in one.
     """
     columns = []
     for column in COLUMNS:

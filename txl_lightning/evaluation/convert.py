@@ -29,6 +29,7 @@ from txl_lightning.config.schemas import (
     MemoryConfig,
     TableEncodingConfig,
     TransformerXLModelConfig,
+    check_values,
     file_data,
     stored,
 )
@@ -36,7 +37,7 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import UNKNOWN, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.options import ConvertOptions
-from txl_lightning.evaluation.trained import load_trained, write_checkpoint
+from txl_lightning.evaluation.trained import load_trained, naming, write_checkpoint
 from txl_lightning.files import new_folder, write_json, write_text
 from txl_lightning.model.checkpoints import (
     from_huggingface,
@@ -51,16 +52,16 @@ from txl_lightning.model.transformer_xl import TransformerXL
 READERS = {"original": from_original, "huggingface": from_huggingface}
 WRITERS = {"original": to_original, "huggingface": to_huggingface}
 TARGETS = ("original", "huggingface", "txl")
-SOURCES = (*TARGETS, "tensorflow")
 LENGTHS = ("mem_len", "same_length", "clamp_len", "memory_start")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt")
 CONFIG = "config.json"
 VOCABULARIES = ("vocab.json", "vocab", "vocab.txt", "1b_word_vocab.txt")
 OF_CORPUS = "corpus"
+NUMBER = re.compile("[0-9]*")
 SYMBOL_LEVELS = ("byte", "char", "word")  # a file of symbols has no merges
 FIRST_WORD = re.compile(
     r"^[ \t]*([^ \t]*)"
-)  # a word may contain white space of Unicode, as in Python 2
+)  # a word may contain Unicode white space, as in Python 2
 
 
 def run(options: ConvertOptions, directory: Path) -> list[str]:
@@ -72,7 +73,10 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     Raises:
         UserError: a file is missing or not a checkpoint, or the target's format cannot hold the model.
     """
-    _check_formats(options)
+    check_values(options)
+    targets = [name for name in TARGETS if name != options.source_format]
+    allowed = f"must be one of {', '.join(targets)} for source_format={options.source_format}"
+    require(options.target_format in targets, "target_format", options.target_format, allowed)
     target = Path(options.target)
     require(not target.exists(), "target", options.target, "must not exist yet")
     lengths = {}
@@ -80,10 +84,8 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
         if getattr(options, name) is not None:
             lengths[name] = getattr(options, name)
     segment_len = None
-    trained_vocabulary = None
     if options.source_format == "txl":
         trained = load_trained(options.source, "source")
-        trained_vocabulary = trained.vocabulary
         model: Any = trained.model
         allowed = "is a recurrent model; the other formats hold Transformer-XLs only"
         require(isinstance(model, TransformerXL), "source", options.source, allowed)
@@ -93,27 +95,18 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
         model = _read_model(options.source, options.source_format)
     model = model.with_lengths(**lengths)
     if options.target_format == "txl":
-        file_vocabulary = _vocabulary_of_file(options)
+        vocabulary = _vocabulary_of_file(options)
         if options.source_format == "tensorflow":
-            options = _as_in_tensorflow(options, segment_len, file_vocabulary)
-        _write_run(model, options, file_vocabulary, target)
+            options = _as_in_tensorflow(options, segment_len, vocabulary)
+        _write_run(model, options, vocabulary, target)
         return [str(target)]
     weights, config = WRITERS[options.target_format](model)
     with new_folder(target) as folder:
         _write_weights(weights, folder / WEIGHTS[0])
         write_json(folder / CONFIG, config)
-        if trained_vocabulary is not None and options.target_format == "huggingface":
-            _write_vocabulary(trained_vocabulary, folder)
+        if options.source_format == "txl" and options.target_format == "huggingface":
+            _write_vocabulary(trained.vocabulary, folder)
     return [str(target)]
-
-
-def _check_formats(options: ConvertOptions) -> None:
-    source_format = options.source_format
-    allowed = f"must be one of {', '.join(SOURCES)}"
-    require(source_format in SOURCES, "source_format", source_format, allowed)
-    targets = [name for name in TARGETS if name != source_format]
-    allowed = f"must be one of {', '.join(targets)} for source_format={source_format}"
-    require(options.target_format in targets, "target_format", options.target_format, allowed)
 
 
 def _write_weights(weights: dict[str, Tensor], path: Path) -> None:
@@ -121,12 +114,12 @@ def _write_weights(weights: dict[str, Tensor], path: Path) -> None:
     copies = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
     try:
         save_file(copies, path)
-    except SafetensorError as error:  # of a full disk too
+    except SafetensorError as error:  # also after a full disk
         raise OSError(f"{path}: {error}") from error
 
 
 def _write_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
-    """Write `tokenizer.json` of subwords or `vocab.json` of symbols; bytes are their own numbers."""
+    """Write `tokenizer.json` for subwords or `vocab.json` for symbols; bytes are their own numbers."""
     if vocabulary.tokenizer:
         write_text(folder / "tokenizer.json", vocabulary.tokenizer)
     elif vocabulary.symbols:
@@ -137,14 +130,18 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
     path = Path(source)
     if path.is_dir():
         files = [path / name for name in WEIGHTS if (path / name).is_file()]
-        require(bool(files), "source", source, f"has none of {', '.join(WEIGHTS)}")
+        require(
+            bool(files),
+            "source",
+            source,
+            f"has none of {', '.join(WEIGHTS)}",
+        )
         path = files[0]
     require(path.is_file(), "source", source, "no such file")
     weights = _read_weights(path)
     config = _read_config(path.parent)
-    require(
-        bool(config), "source", source, f"must have {CONFIG} with its options in the same folder"
-    )
+    allowed = f"must have {CONFIG} with its options in the same folder"
+    require(bool(config), "source", source, allowed)
     try:
         return READERS[source_format](weights, config)
     except UserError as error:
@@ -158,37 +155,34 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the readers have no common error for other files
-        problem = (
-            "cannot be read: it is cut short, or has more than tensors; code in a file is never run"
+        problem = "it is cut short, or has more than tensors; code in a file is never run"
+        raise OptionError("source", path, f"cannot be read: {problem}") from error
+    is_state = isinstance(weights, dict)
+    is_state = is_state and all(
+        isinstance(
+            value,
+            Tensor,
         )
-        raise OptionError("source", path, problem) from error
-    is_state = isinstance(weights, dict) and all(
-        isinstance(value, Tensor) for value in weights.values()
+        for value in weights.values()
     )
-    require(
-        is_state, "source", path, "is not a dictionary of tensors; save the state_dict of the model"
-    )
+    problem = "is not a dictionary of tensors; save the state_dict of the model"
+    require(is_state, "source", path, problem)
     return weights
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """Return the options in `config.json`; none if there is no such file."""
-    if not (folder / CONFIG).is_file():
+    path = folder / CONFIG
+    if not path.is_file():
         return {}
-    try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise OptionError("source", folder, f"its {CONFIG} must be JSON ({error})") from error
-    require(
-        isinstance(config, dict), "source", folder, f"its {CONFIG} must be a dictionary of options"
-    )
-    return config
+    with naming("source", path):
+        return dict(json.loads(path.read_text("utf-8")))
 
 
 def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerXL, int | None]:
-    """Read a model of TensorFlow, and the length of its segments if the flags beside it say so.
+    """Read a TensorFlow model, and its segment length if the flags beside it say so.
 
-    `lengths` of the options replace these flags.
+    `lengths` in the options replace these flags.
     """
     path = Path(source)
     files = sorted(path.rglob(f"*{INDEX}"))
@@ -197,7 +191,12 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
     needed = (
         f"must be a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…) or a folder with one"
     )
-    require(len(files) == 1, "source", source, f"{needed}; {len(files)} found")
+    require(
+        len(files) == 1,
+        "source",
+        source,
+        f"{needed}; {len(files)} found",
+    )
     folder = files[0].parent
     flags = _read_config(folder)
     flags.update(lengths)
@@ -210,7 +209,7 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
 def _as_in_tensorflow(
     options: ConvertOptions, segment_len: int | None, vocabulary: Vocabulary | None
 ) -> ConvertOptions:
-    """Return options with the model's segments; One Billion Word has `<S>` at both ends of a sentence there."""
+    """Return options with the model's segments; One Billion Word has `<S>` at both sentence ends there."""
     data = options.data
     evaluation = options.evaluation
     marks_sentences = vocabulary is not None and vocabulary.starts_sentences
@@ -225,7 +224,7 @@ def _as_in_tensorflow(
 
 
 def _vocabulary_of_file(options: ConvertOptions) -> Vocabulary | None:
-    """Return the vocabulary of a file, given or in the folder of the source; None for the corpus's.
+    """Return the vocabulary from a file, given or in the source's folder; None for the corpus's.
 
     Raises:
         OptionError: there is no such file, and the corpus would give its symbols another order.
@@ -233,65 +232,51 @@ def _vocabulary_of_file(options: ConvertOptions) -> Vocabulary | None:
     path = options.vocabulary
     level = options.data.level
     if path is None and options.source_format != "original":
-        path = _find_vocabulary(Path(options.source))
+        source = Path(options.source)
+        folder = source if source.is_dir() else source.parent
+        files = [file for name in VOCABULARIES for file in sorted(folder.rglob(name))]
         is_bytes = options.source_format == "huggingface" and level == "byte"
         needed = f"must be given, or {OF_CORPUS}: no {' or '.join(VOCABULARIES)} beside the model (docs/models.md)"
-        require(path is not None or is_bytes, "vocabulary", None, needed)
+        require(bool(files) or is_bytes, "vocabulary", None, needed)
+        if files:
+            path = str(files[0])
     if path is None or path == OF_CORPUS:
         return None
-    require(
-        level in SYMBOL_LEVELS, "data.level", level, f"must be one of {', '.join(SYMBOL_LEVELS)}"
-    )
+    allowed = f"must be one of {', '.join(SYMBOL_LEVELS)}"
+    require(level in SYMBOL_LEVELS, "data.level", level, allowed)
     return read_vocabulary(path, level)
 
 
-def _find_vocabulary(source: Path) -> str | None:
-    """Return a file of symbols in the folder of a model, at any depth."""
-    folder = source if source.is_dir() else source.parent
-    for name in VOCABULARIES:
-        for path in sorted(folder.rglob(name)):
-            return str(path)
-    return None
-
-
 def read_vocabulary(path: str | Path, level: Any) -> Vocabulary:
-    """Read symbols in the order of their numbers.
+    """Read symbols, ordered by number.
 
     A `.json` file is a dictionary from symbols to numbers. Any other file has a symbol on each line, its first word;
     there bytes are written as numbers and the space as `_`, as the paper's code prepares enwik8 and text8.
 
     Raises:
-        OptionError: the file cannot be read, or a line is not a symbol of the level.
+        OptionError: the file cannot be read, or a line is not a symbol at this level.
     """
-    try:
+    with naming("vocabulary", path):
         text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError("vocabulary", path, f"cannot be read as UTF-8 text ({error})") from error
     is_json = Path(path).suffix == ".json"
     written = _symbols_of_json(text, path) if is_json else _symbols_of_lines(text, level)
-    are_numbers = all(_is_byte(symbol) for symbol in written if symbol)
+    are_numbers = level == "byte" and all(NUMBER.fullmatch(symbol) for symbol in written)
     symbols: dict[str, None] = {}
     for number, symbol in enumerate(written, start=1):
-        if symbol:
-            is_character = len(symbol) == 1 and (level == "char" or ord(symbol) < 256)
-            if level == "byte" and _is_byte(symbol) and (are_numbers or not is_json):
-                symbol = chr(int(symbol))
-                is_character = True
-            elif level == "byte":
-                is_character = is_character and is_json
-            fits = level == "word" or is_character or (level == "char" and symbol == UNKNOWN)
-            require(
-                fits, "vocabulary", path, f"line {number}: {symbol!r} is not a {level} (data.level)"
-            )
-            symbols[symbol] = None
+        is_symbol = level == "word" or len(symbol) < 2 or (level, symbol) == ("char", UNKNOWN)
+        if are_numbers and symbol:
+            is_symbol = int(symbol) < 256
+            symbol = chr(int(symbol))
+        elif level == "byte" and symbol:
+            is_symbol = is_json and len(symbol) == 1 and ord(symbol) < 256
+        allowed = f"line {number}: {written[number - 1]!r} is not a {level} (data.level)"
+        require(is_symbol, "vocabulary", path, allowed)
+        symbols[symbol] = None
+    symbols.pop("", None)
     require(bool(symbols), "vocabulary", path, "has no symbols")
     if level == "char" and " " not in symbols:
         symbols = {" " if symbol == "_" else symbol: None for symbol in symbols}
     return Vocabulary(level, tuple(symbols))
-
-
-def _is_byte(symbol: str) -> bool:
-    return symbol.isascii() and symbol.isdigit() and int(symbol) < 256
 
 
 def _symbols_of_lines(text: str, level: str) -> list[str]:
@@ -303,13 +288,13 @@ def _symbols_of_lines(text: str, level: str) -> list[str]:
 
 
 def _symbols_of_json(text: str, path: str | Path) -> list[str]:
-    """Return the symbols of a dictionary from symbols to numbers, such as Hugging Face's `vocab.json`, by number.
+    """Return the symbols in a dictionary from symbols to numbers, such as Hugging Face's `vocab.json`, by number.
 
-    Words of a pickle of Python 2 are UTF-8 that was read as Latin-1, `cafÃ©`, since that is how Hugging Face's
-    conversion opened the authors' `cache.pkl`. If all symbols of a file can be read so, they become UTF-8 again.
+    Words from a Python 2 pickle are UTF-8 read as Latin-1, `cafÃ©`, since Hugging Face's conversion opened the authors'
+    `cache.pkl` that way. If all symbols in a file can be read so, they become UTF-8 again.
 
     Raises:
-        OptionError: the text is not such a dictionary, with each of the numbers 0 … n - 1 once.
+        OptionError: the text is not such a dictionary with each number 0 … n - 1 once.
     """
     try:
         numbers = json.loads(text)
@@ -330,17 +315,13 @@ def _write_run(
 ) -> None:
     """Write a checkpoint as `txl train` does, at step 0, with the given vocabulary or the corpus's."""
     vocabulary = given
-    source = "the file"
     if vocabulary is None:
-        corpus = load_corpus(options.data)
-        vocabulary = corpus.vocabulary
-        source = f"data={corpus.name}"
+        vocabulary = load_corpus(options.data).vocabulary
     n_tokens = model.config.vocab_size
     if len(vocabulary) != n_tokens:
-        sizes = f"has {n_tokens} tokens, the vocabulary of {source} has {len(vocabulary)}"
-        raise UserError(
-            f"the model {sizes}: choose the model's own with vocabulary=FILE, or its corpus with data="
-        )
+        sizes = f"has {n_tokens} tokens, the vocabulary of the file or corpus {len(vocabulary)}"
+        advice = "choose the model's own with vocabulary=FILE, or its corpus with data="
+        raise UserError(f"the model {sizes}: {advice}")
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     record = {
         "config": stored(_run_config(model, options)),
@@ -353,7 +334,7 @@ def _write_run(
 
 def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
     """Return the configuration of a run with this model; everything else comes from the options."""
-    groups: dict[str, dict[str, Any]] = {
+    groups: dict[str, Any] = {
         "model": {"name": "converted"},
         "encoding": {},
         "memory": {},
@@ -361,8 +342,21 @@ def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
     for field, option in option_names(TransformerXLConfig).items():
         group, name = option.split(".")
         value = getattr(model.config, field)
-        groups[group][name] = list(value) if isinstance(value, tuple) else value
-    values = {field.name: getattr(options, field.name) for field in fields(Config)}
+        groups[group][name] = (
+            list(value)
+            if isinstance(
+                value,
+                tuple,
+            )
+            else value
+        )
+    values = {
+        field.name: getattr(
+            options,
+            field.name,
+        )
+        for field in fields(Config)
+    }
     values["model"] = TransformerXLModelConfig(**groups["model"])
     values["encoding"] = TableEncodingConfig(**groups["encoding"])
     values["memory"] = MemoryConfig(**groups["memory"])

@@ -35,9 +35,15 @@ from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 
 PROMPTS = ("prompt", "prompt_ids", "context")
-MOST_SHOWN = 40  # characters of a prompt in a message
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
-CODES = (*range(9), *range(11, 32), *range(127, 160))
+CODES = (
+    *range(9),
+    *range(
+        11,
+        32,
+    ),
+    *range(127, 160),
+)
 CONTROL = str.maketrans(dict.fromkeys(CODES, "\ufffd"))
 
 Write = Callable[[str], None]
@@ -55,7 +61,7 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     """Draw the samples one after the other, print them as they are drawn, and write `generation.json`.
 
     Args:
-        options: options of the command.
+        options: the command's options.
         directory: folder for the files.
         write: function that prints a piece of text.
 
@@ -68,28 +74,27 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     check_options(options)
     trained = open_checkpoint(options)
     vocabulary = trained.vocabulary
-    stops = checked_stops(options.stop, vocabulary)
     prompt = read_prompt(options, trained)
-    text_of_prompt = vocabulary.decode(prompt.numbers)
+    text = vocabulary.decode(prompt.numbers)
     samples = []
     started = time.perf_counter()
     precision = chosen_precision(options.precision, options.accelerator)
     # Cached inference checks that autocast stays the same.
     with autocast(precision, device_of(trained.model)):
         model, context = with_context(trained, options)
-        write(f"--- {prompt.title}\n{visible(text_of_prompt)}\n")
+        write(f"--- {prompt.title}\n{visible(text)}\n")
         for number in range(options.n_samples):
             write(f"--- sample {number + 1}\n")
             seed = options.seed + number
             drawn = draw_tokens(model, trained, options, prompt.tokens, seed)
-            tokens = write_sample(drawn, prompt, vocabulary, stops, write)
+            tokens = write_sample(drawn, prompt, vocabulary, options.stop, write)
             samples.append({"text": vocabulary.decode(tokens), "tokens": tokens})
     seconds = time.perf_counter() - started
     n_drawn = sum(len(sample["tokens"]) for sample in samples)
     results = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
-        "prompt": {**prompt.source, "text": text_of_prompt, "tokens": prompt.numbers},
+        "prompt": {**prompt.source, "text": text, "tokens": prompt.numbers},
         "continuation": prompt.continuation,
         "samples": samples,
         "context": context,
@@ -105,7 +110,7 @@ def check_options(options: GenerateOptions) -> None:
     """Refuse options that do not go together.
 
     Raises:
-        OptionError: naming one of them.
+        OptionError: names the option.
     """
     given = [name for name in PROMPTS if getattr(options, name) is not None]
     name = given[-1] if given else "prompt"
@@ -120,27 +125,11 @@ def check_options(options: GenerateOptions) -> None:
     Sampling(options.top_k, options.top_p, options.temperature).check()
     fits = options.position is None or options.context is not None
     require(fits, "position", options.position, "must be an integer >= 0, with context=N")
-
-
-def checked_stops(stop: Any, vocabulary: Vocabulary) -> list[Any]:
-    """Return the texts and ids that end a sample.
-
-    Raises:
-        OptionError: `stop` has something else.
-    """
-    if stop is None:
-        return []
-    stops = stop if isinstance(stop, list) else [stop]
-    allowed = f"must be texts, or ids from 0 to {len(vocabulary) - 1}, or one of them"
-    for value in stops:
-        is_text = isinstance(value, str) and value != ""
-        is_id = type(value) is int and 0 <= value < len(vocabulary)
-        require(is_text or is_id, "stop", stop, allowed)
-    return stops
+    require(options.stop != "", "stop", options.stop, "must be a text, or null")
 
 
 def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[GenerativeModel, str]:
-    """Return the model with the context of its samples, and a description of that context."""
+    """Return the model with its samples' context, and a description of that context."""
     model = trained.model
     config = trained.config
     if not isinstance(model, TransformerXL):
@@ -148,25 +137,13 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         require(options.mem_len is None, "mem_len", options.mem_len, allowed)
         return model, "context carried in the recurrent state"
     reason = model.cannot.get("generation")
-    require(
-        reason is None,
-        "checkpoint",
-        options.checkpoint,
-        f"cannot generate: {reason}",
-    )
+    allowed = f"cannot generate: {reason}"
+    require(reason is None, "checkpoint", options.checkpoint, allowed)
     if config.memory.mem_len == 0 and options.mem_len is None:
         window = training_lengths(config).window
         words = f"context: the last {window} tokens, as in training, recomputed for every token"
         return SlidingWindow(model, window), words
-    protocol = replace(
-        with_lengths(
-            trained,
-            options,
-            False,
-            ext_len=0,
-        ),
-        clamped=True,
-    )
+    protocol = replace(with_lengths(trained, options, False, ext_len=0), clamped=True)
     memory = protocol.lengths.mem_len
     require(bool(memory), "mem_len", memory, "must be given: the run was evaluated without memory")
     return protocol.model(), f"memory of {memory:,} tokens"
@@ -177,18 +154,18 @@ class Prompt:
     """Tokens to continue.
 
     Args:
+        title: description, for printing.
+        source: origin of the tokens, as `generation.json` states it.
         numbers: all tokens, at least one.
         tokens: those that the model reads: from the last start of a document on, for a run with
             `memory.reset=document`.
-        title: description, for printing.
-        source: origin of the tokens, as `generation.json` states it.
         continuation: text that follows in the corpus; None for a typed text.
     """
 
-    numbers: list[int]
-    tokens: list[int]
     title: str
     source: dict[str, Any]
+    numbers: list[int]
+    tokens: list[int]
     continuation: str | None = None
 
 
@@ -208,21 +185,21 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
     fits = bool(ids) and min(ids) >= 0 and max(ids) < vocab_size
     require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {vocab_size - 1}")
     return Prompt(
-        ids,
-        ids,
         f"prompt of {len(ids)} ids",
         {"prompt_ids": ids},
+        ids,
+        ids,
     )
 
 
 def typed_prompt(text: str, trained: TrainedModel) -> Prompt:
-    """Encode a text as the corpus is; words that are not in the vocabulary become `<unk>`.
+    """Encode a text as the corpus is; words that are not in the vocabulary become `<unk>`, which the title shows.
 
     Raises:
         OptionError: a byte or character is not in the vocabulary, or a word is not and there is no `<unk>`.
     """
     vocabulary = replace(trained.vocabulary, lenient=False)
-    shown = f"{text!r:.{MOST_SHOWN}}"
+    shown = f"{text!r:.40}"
     last = last_document(text, document_pattern(trained))
     try:
         numbers = encode_open(vocabulary, text, trained.closed_sentences)
@@ -231,20 +208,12 @@ def typed_prompt(text: str, trained: TrainedModel) -> Prompt:
         raise OptionError("prompt", shown, str(error)) from error
     allowed = "must have at least one token of the checkpoint's vocabulary"
     require(bool(tokens), "prompt", shown, allowed)
-    title = "prompt"
-    unknown: list[str] = []
-    if vocabulary.level == "word":
-        unknown = [word for word in dict.fromkeys(text.split()) if word not in vocabulary.numbers]
-    if unknown:
-        words = ", ".join(map(repr, unknown))
-        title = f"prompt ({words} read as {vocabulary.symbols[vocabulary.unknown]})"
-    return Prompt(numbers, tokens, title, {"prompt": text, "unknown": unknown})
+    return Prompt("prompt", {"prompt": text}, numbers, tokens)
 
 
 def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: int) -> Prompt:
     """Return consecutive tokens of a split, and the text that follows."""
-    asked_for = [options.split] if options.split else []
-    corpus, (split,) = open_text(trained, options, asked_for, ["test"])
+    corpus, (split,) = open_text(trained, options, options.split, ["test"])
     tokens = corpus.splits[split]
     last = len(tokens) - n_context
     allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"
@@ -259,10 +228,14 @@ def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: i
     end = position + n_context
     context = np.asarray(tokens[position:end])
     numbers = without_marks(context).tolist()
-    read = numbers
-    begins = np.flatnonzero(context < 0)  # marks of documents
-    if document_pattern(trained) is not None and len(begins):
-        read = numbers[begins[-1] :]
+    begin = 0
+    if document_pattern(trained) is not None:
+        begin = int(
+            max(
+                np.flatnonzero(context < 0),
+                default=0,
+            )
+        )  # marks of documents
     source = {
         "corpus": corpus.name,
         "sha256": corpus.checksum,
@@ -272,7 +245,8 @@ def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: i
     }
     title = f"context: {n_context} tokens of {corpus.name} ({split}) from token {position:,} on"
     following = without_marks(tokens[end : end + options.n_tokens])
-    return Prompt(numbers, read, title, source, trained.vocabulary.decode(following))
+    continuation = trained.vocabulary.decode(following)
+    return Prompt(title, source, numbers, numbers[begin:], continuation)
 
 
 def draw_tokens(
@@ -282,7 +256,7 @@ def draw_tokens(
     tokens: list[int],
     seed: int,
 ) -> Iterator[int]:
-    """Yield the tokens of a sample; where a document begins, the model goes on from this document alone."""
+    """Yield a sample's tokens; where a document begins, the model goes on from this document alone."""
     vocabulary = trained.vocabulary
     reading: dict[str, Any] = {
         "top_k": options.top_k,
@@ -295,29 +269,27 @@ def draw_tokens(
     if trained.config.memory.reset == "document" and vocabulary.starts_sentences:
         reading["document_start"] = vocabulary.numbers[SENTENCE]
     pattern = document_pattern(trained)
-    device = device_of(trained.model)
     document = list(tokens)
     n_left = options.n_tokens
     while n_left > 0:
-        read_1T = torch.tensor([document], device=device)
+        read_1T = torch.tensor([document], device=device_of(trained.model))
         for token_1 in draw(model, read_1T, n_left, **reading):
             token = int(token_1)
             yield token
             n_left -= 1
             document.append(token)
             begun = begun_document(document, vocabulary, pattern)
-            if begun is not None:
+            if begun:
                 document = begun
                 break
 
 
 def write_sample(
-    drawn: Iterator[int], prompt: Prompt, vocabulary: Vocabulary, stops: list[Any], write: Write
+    drawn: Iterator[int], prompt: Prompt, vocabulary: Vocabulary, stop: str | None, write: Write
 ) -> list[int]:
-    """Write a sample while it is drawn, up to the token that is a stop or completes one; return its tokens."""
+    """Write a sample while it is drawn, up to the token that completes the stop; return its tokens."""
     decoder = StreamDecoder(vocabulary)
     decoder.feed(prompt.numbers)
-    ending_texts = [stop for stop in stops if isinstance(stop, str)]
     tokens = []
     text = ""
     for token in drawn:
@@ -325,7 +297,7 @@ def write_sample(
         piece = decoder.feed([token])
         write(visible(piece))
         text += piece
-        if token in stops or any(ending in text for ending in ending_texts):
+        if stop is not None and stop in text:
             break
     write(f"{visible(decoder.finish())}\n")
     return tokens

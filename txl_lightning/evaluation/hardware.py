@@ -1,4 +1,4 @@
-"""Hardware of a run or a measurement: what `auto` and null mean for accelerator, precision and threads."""
+"""Hardware for a run or a measurement: what `auto` and null mean for accelerator, precision and threads."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ import torch
 
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import n_processes
-from txl_lightning.errors import require
 from txl_lightning.evaluation.models import Model
 from txl_lightning.evaluation.trained import TrainedModel
 
 # A second thread gains 1.6 times from twice this on, measured on two cores (BENCHMARKS.md, "Threads"). Below it gains
 # less than it costs beside another program: each product then waits for the thread whose core is taken.
 FLOPS_PER_THREAD = 3e9
-PRECISIONS = ("32-true", "bf16-mixed", "auto")
-NEEDED_SPEEDUP = 1.2  # of products; mixed precision also converts the weights in every step
+NEEDED_SPEEDUP = 1.2  # for products; mixed precision also converts the weights in every step
 
 
 def resolve_accelerator(config: Config) -> Config:
-    """Return the config with gpu, else mps for one process, else cpu in place of `trainer.accelerator=auto`."""
+    """Return the config with gpu, else mps for one process, else cpu instead of `trainer.accelerator=auto`."""
     if config.trainer.accelerator != "auto":
         return config
     accelerator = "cpu"
@@ -36,13 +34,13 @@ def resolve_accelerator(config: Config) -> Config:
 
 
 def resolve_precision(config: Config, resumed: Config | None = None) -> Config:
-    """Return the config with number types in place of `auto`, its accelerator being resolved.
+    """Return the config with number types instead of `auto`; its accelerator is resolved.
 
-    They are part of the run's identity: they stand in `config.yaml` and in checkpoints, and a resumed run keeps them.
+    They belong to the run's identity: they stand in `config.yaml` and in checkpoints, and a resumed run keeps them.
 
     Args:
-        config: config of the run.
-        resumed: config of the checkpoint that the run resumes from.
+        config: the run's config.
+        resumed: config from the checkpoint that the run resumes from.
     """
     precision = config.trainer.precision
     if precision == "auto" and resumed is not None:
@@ -68,7 +66,7 @@ def fastest_precision(accelerator: str) -> str:
         bf16-mixed    a GPU with bfloat16, or a CPU with `cpu_bfloat16_speedup` of at least `NEEDED_SPEEDUP`
         32-true       everything else
 
-    Some CPUs have instructions for bfloat16 that are slower than those for float32: only a measurement tells.
+    Some CPUs have bfloat16 instructions that are slower than float32's: only a measurement tells.
 
     Args:
         accelerator: `gpu`, `mps`, or anything else for the CPU.
@@ -83,15 +81,15 @@ def fastest_precision(accelerator: str) -> str:
 
 
 def cpu_has_bfloat16() -> bool:
-    """Return whether the CPU multiplies matrices of bfloat16 in hardware (torch's private CPU flags)."""
+    """Return whether the CPU multiplies bfloat16 matrices in hardware (torch's private CPU flags)."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 @cache
 def cpu_bfloat16_speedup() -> float:
-    """Return how many times as fast as in float32 one thread multiplies matrices of a small model in bfloat16.
+    """Return bfloat16's speed relative to float32, for one thread that multiplies a small model's matrices.
 
-    The best of several turns counts, in CPU time: other programs may wait for the same core.
+    The best among several turns counts, in CPU time: other programs may wait for the same core.
     """
 
     def seconds(dtype: torch.dtype) -> float:
@@ -121,14 +119,7 @@ def cpu_bfloat16_speedup() -> float:
 
 
 def chosen_precision(precision: str, accelerator: str) -> str:
-    """Return the precision of a measurement: as given, or for `auto` the `fastest_precision`.
-
-    Raises:
-        OptionError: it is none of `PRECISIONS`.
-    """
-    require(
-        precision in PRECISIONS, "precision", precision, f"must be one of {', '.join(PRECISIONS)}"
-    )
+    """Return the precision of a measurement: as given, or for `auto` the `fastest_precision`."""
     if precision == "auto":
         return fastest_precision(accelerator)
     return precision
@@ -141,36 +132,39 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager:
     model is used as it is.
 
     Args:
-        precision: of `chosen_precision`.
-        device: device of the model.
+        precision: from `chosen_precision`.
+        device: the model's device.
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16-mixed")
 
 
 def useful_threads(config: Config, model: Model) -> int:
-    """Return the number of threads that a training step pays for.
+    """Return the number of threads that speeds up a training step.
 
         threads = 6 · parameters / layers · tokens / FLOPS_PER_THREAD, from 1 to as many as torch would use
 
-    Threads share the work of one product at a time, so that the work of a layer decides, not of the model, and the
-    tokens of a group of streams.
+    Threads share one product at a time. So the work in a layer decides, not in the whole model, and the number of
+    tokens in a group of streams.
     """
     tokens = config.data.batch_size * config.data.segment_len // config.trainer.stream_groups
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     flops = 6 * n_parameters / config.model.n_layer * tokens
-    return max(1, min(torch.get_num_threads(), int(flops / FLOPS_PER_THREAD)))
+    return max(
+        1,
+        min(torch.get_num_threads(), int(flops / FLOPS_PER_THREAD)),
+    )
 
 
 def resolve_threads(config: Config, model: Model, resumed: Config | None = None) -> Config:
     """Set torch's threads where `trainer.num_threads` is null, and return the config with their number.
 
-    The number is part of the run's record, since the order of summation depends on it: a resumed run keeps the number
-    of its checkpoint. Several processes share torch's threads instead, and a run on a GPU has torch's default.
+    The number belongs to the run's record, since the summation order depends on it: a resumed run keeps its
+    checkpoint's number. Several processes share torch's threads instead, and a run on a GPU has torch's default.
 
     Args:
-        config: config of the run.
-        model: model of the run.
-        resumed: config of the checkpoint that the run resumes from.
+        config: the run's config.
+        model: the run's model.
+        resumed: config from the checkpoint that the run resumes from.
     """
     trainer = config.trainer
     if trainer.num_threads is not None or trainer.accelerator != "cpu" or n_processes(trainer) > 1:
@@ -185,13 +179,21 @@ def resolve_threads(config: Config, model: Model, resumed: Config | None = None)
 
 
 def set_threads(given: int | None, *trained: TrainedModel) -> None:
-    """Set torch's threads for a measurement: as given, else those that the largest of the models would train with.
+    """Set torch's threads for a measurement: as given, else as many as the largest model would train with.
 
     Args:
-        given: `num_threads` of a command.
-        trained: models of checkpoints; without one, null leaves torch's default.
+        given: a command's `num_threads`.
+        trained: models from checkpoints; without one, null leaves torch's default.
     """
     if given is not None:
         torch.set_num_threads(given)
     elif trained:
-        torch.set_num_threads(max(useful_threads(one.config, one.model) for one in trained))
+        torch.set_num_threads(
+            max(
+                useful_threads(
+                    one.config,
+                    one.model,
+                )
+                for one in trained
+            )
+        )

@@ -1,4 +1,4 @@
-"""Losses of tokens in streams, the state carried from segment to segment, and standard errors of their mean.
+"""Token losses in streams, with the state carried from segment to segment, and standard errors for their mean.
 
 Shape letters: B streams, T tokens, P positions, U units.
 """
@@ -11,20 +11,21 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.model.language_model import LanguageModel
 
-SEGMENT_TOKENS = 4_096  # of segments without memory that are scored together
+SEGMENT_TOKENS = 4_096  # in segments without memory that are scored together
 NORMAL_95 = 1.96  # standard errors on either side of a mean
-PROGRESS_SECONDS = 20  # between two lines of progress where there is no terminal
+PROGRESS_SECONDS = 20.0  # between two lines of progress where there is no terminal
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -33,12 +34,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """Loss of every scored token of a split, in text order.
+    """Every scored token's loss in a split, in text order.
 
     Args:
         nll: [P], in nats.
-        positions: [P], position of every token in the split, ascending. In a corpus of unordered sentences a
-            `<S>` after the last token ends the last sentence; its position is the length of the split.
+        positions: [P], every token's position in the split, ascending. With unordered sentences a `<S>` after the last
+            token ends the last sentence; its position is the split's length.
         left_out: number of tokens that are not scored, by reason: `first_of_streams`, `trimmed`, `max_segments`.
         seconds: duration.
     """
@@ -54,30 +55,6 @@ class TokenLosses:
         return float(self.nll.mean(dtype=np.float64))
 
 
-@torch.no_grad()
-def segment_losses(
-    model: LanguageModel, streams: Streams, max_segments: int | None = None
-) -> Iterator[Tensor]:
-    """Yield the nll of every segment, [B, T], in nats, the state carried from one segment to the next.
-
-    Without memory segments do not depend on each other: neighbours of equal shape are scored in one batch of about
-    `SEGMENT_TOKENS` tokens.
-    """
-    device = device_of(model)
-    is_recurrent = getattr(getattr(model, "config", None), "is_recurrent", True)
-    most_tokens = 0 if is_recurrent else SEGMENT_TOKENS
-    n_streams = 0
-    state = None
-    for group in _joined_segments(streams, number_of_segments(streams, max_segments), most_tokens):
-        tokens = torch.cat([segment.tokens for segment in group]).to(device)
-        targets = torch.cat([segment.targets for segment in group]).to(device)
-        if len(tokens) != n_streams:
-            state = None
-            n_streams = len(tokens)
-        nll, state = model.score(tokens, targets, state)
-        yield from nll.chunk(len(group))
-
-
 def number_of_segments(streams: Streams, max_segments: int | None) -> int:
     """Return the number of segments to score; None is no limit."""
     if max_segments is None:
@@ -85,86 +62,83 @@ def number_of_segments(streams: Streams, max_segments: int | None) -> int:
     return min(len(streams), max_segments)
 
 
-def _joined_segments(streams: Streams, n_segments: int, most_tokens: int) -> Iterator[list[Batch]]:
-    """Yield lists of neighbouring segments of one shape, together at most `most_tokens` unless alone."""
-    group: list[Batch] = []
-    for index in range(n_segments):
-        segment = streams[index]
-        if group:
-            has_shape = segment.tokens.shape == group[0].tokens.shape
-            n_tokens = (len(group) + 1) * segment.tokens.numel()
-            if not has_shape or n_tokens > most_tokens:
-                yield group
-                group = []
-        group.append(segment)
-    if group:
-        yield group
-
-
+@torch.no_grad()
 def stream_losses(
-    model: LanguageModel, streams: Streams, max_segments: int | None = None
+    model: LanguageModel, streams: Streams, max_segments: int | None = None, title: str = "scored"
 ) -> TokenLosses:
     """Score streams from their start, the state carried from segment to segment, token by token in text order.
 
-    The losses depend on the number of streams, since each starts without context: report both.
+    The losses depend on the number of streams, since each starts without context: report both. Without memory segments
+    do not depend on each other: neighbours of equal shape are scored in one batch of about `SEGMENT_TOKENS` tokens.
 
     Args:
         model: scores the tokens, at its own lengths.
         streams: streams of the text.
         max_segments: stop after this many segments of each.
+        title: title of the progress.
     """
-    return collect_losses(segment_losses(model, streams, max_segments), streams)
-
-
-def collect_losses(nll_by_segment: Iterable[Tensor], streams: Streams) -> TokenLosses:
-    """Return the losses of segments, [B, T] in nats, in text order."""
     started = time.perf_counter()
+    device = device_of(model)
+    is_recurrent = getattr(getattr(model, "config", None), "is_recurrent", True)
+    n_segments = number_of_segments(streams, max_segments)
+    segments = with_progress(map(streams.__getitem__, range(n_segments)), n_segments, title)
     losses: list[NDArray[np.floating]] = []
-    positions: list[Integers] = []
-    for index, nll_BT in enumerate(nll_by_segment):
-        losses.append(nll_BT.cpu().numpy())
-        positions.append(streams.positions(index))
-    nll = np.concatenate(losses, axis=1).ravel()
-    places = np.concatenate(positions, axis=1).ravel()
-    order = places.argsort()  # streams of shuffled sentences are in another order
-    left_out = streams.left_out
-    left_out["max_segments"] = streams.n_targets - len(nll)
-    return TokenLosses(
-        nll[order],
-        places[order],
-        left_out,
-        time.perf_counter() - started,
-    )
+    state = None
+    for alike in _segments_of_one_shape(segments, 0 if is_recurrent else SEGMENT_TOKENS):
+        tokens = torch.cat([segment.tokens for segment in alike]).to(device)
+        targets = torch.cat([segment.targets for segment in alike]).to(device)
+        nll, state = model.score(tokens, targets, state)
+        losses.extend(
+            nll.cpu()
+            .numpy()
+            .reshape(
+                len(alike),
+                -1,
+                nll.shape[1],
+            )
+        )
+        if not is_recurrent:
+            state = None
+    nll_P = np.concatenate(losses, axis=1).ravel()
+    positions = [streams.positions(index) for index in range(n_segments)]
+    positions_P = np.concatenate(positions, axis=1).ravel()
+    order = positions_P.argsort()  # streams of shuffled sentences are in another order
+    left_out = {**streams.left_out, "max_segments": streams.n_targets - len(nll_P)}
+    seconds = time.perf_counter() - started
+    return TokenLosses(nll_P[order], positions_P[order], left_out, seconds)
+
+
+def _segments_of_one_shape(segments: Iterable[Batch], most_tokens: int) -> Iterator[list[Batch]]:
+    """Yield lists of neighbouring segments of one shape, together at most `most_tokens` unless alone."""
+    for shapes, alike in groupby(
+        segments,
+        lambda one: (one.tokens.shape, one.targets.shape),
+    ):
+        n_joined = max(1, most_tokens // shapes[0].numel())
+        while joined := list(islice(alike, n_joined)):
+            yield joined
 
 
 def with_progress(
     items: Iterable[Item], total: int, title: str, unit: str = "segment"
-) -> Iterator[Item]:
-    """Yield items and show how far they are: a bar on a terminal, elsewhere a line on stderr every 20 seconds."""
-    if sys.stderr.isatty():
-        yield from tqdm(
-            items,
-            desc=title,
-            total=total,
-            unit=unit,
-            leave=False,
-        )
-        return
-    started = time.monotonic()
-    shown = started
-    for n_done, item in enumerate(items, 1):
-        now = time.monotonic()
-        if now - shown >= PROGRESS_SECONDS:
-            shown = now
-            seconds_left = (now - started) / n_done * (total - n_done)
-            how_far = f"{n_done:,} of {total:,} {unit}s"
-            line = f"{title}: {how_far}, about {seconds_left:,.0f} s left"
-            print(line, file=sys.stderr, flush=True)
-        yield item
+) -> Iterable[Item]:
+    """Return items that show how far they are, on a terminal at once, elsewhere every 20 seconds."""
+    seconds = 0.1
+    if not sys.stderr.isatty():
+        seconds = PROGRESS_SECONDS
+    return tqdm(
+        items,
+        title,
+        total,
+        leave=False,
+        unit=unit,
+        delay=seconds,
+        mininterval=seconds,
+    )
 
 
 def device_of(model: LanguageModel) -> torch.device:
-    """Return the device of a model's parameters; the CPU for a model without any."""
+    """Return the device that holds a model's parameters; the CPU for a model without any."""
     if hasattr(model, "parameters"):
         for parameter in model.parameters():
             return parameter.device
@@ -189,15 +163,15 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
 def text_units(
     positions: Integers, sentences: Integers | None, block_len: int
 ) -> tuple[Integers, str]:
-    """Return the unit of each position, and the name of a unit in words: units are treated as independent.
+    """Return each position's unit, and the unit's name in words: units are treated as independent.
 
-    Units are the sentences of the corpus if it has any, otherwise blocks of neighbouring tokens. Losses of neighbouring
-    tokens are correlated; per-token errors would be too small. Per-block errors are still too small where correlation
-    reaches beyond a block. A `<S>` belongs to the sentence before it, whose end it marks.
+    Units are the corpus's sentences if it has any, otherwise blocks of neighbouring tokens. Neighbouring tokens' losses
+    are correlated; per-token errors would be too small. Per-block errors are still too small where correlation reaches
+    beyond a block. A `<S>` belongs to the sentence that it ends.
 
     Args:
         positions: positions in the split.
-        sentences: first position of every sentence, ascending from 0; None without sentences.
+        sentences: every sentence's first position, ascending from 0; None without sentences.
         block_len: tokens in a block.
     """
     if sentences is None:
@@ -210,8 +184,8 @@ def standard_error(values_P: NDArray[np.floating], units_P: Integers) -> tuple[f
 
         m = Σ_u s_u / Σ_u n_u        Var m = U / (U - 1) · Σ_u (s_u - m n_u)² / P²
 
-    s_u is the sum and n_u the number of the values of unit u: the linearised ratio estimator, for units of any
-    length. The error of a single unit is None.
+    s_u is the sum and n_u the number of values in unit u: the linearised ratio estimator, for units with any length. A
+    single unit's error is None.
     """
     sums_U = np.bincount(units_P, weights=values_P).astype(np.float64)
     counts_U = np.bincount(units_P)

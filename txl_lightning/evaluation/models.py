@@ -23,17 +23,12 @@ from txl_lightning.registry import VARIABLE
 Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState
 
-LAYER_BYTES = 40_000  # of a layer's modules in Python, measured
+LAYER_BYTES = 40_000  # the modules in a layer in Python, measured
 SIZES = ("n_layer", "d_model", "d_inner", "n_head", "d_head")
-NEEDED_ABILITIES = (  # option, the ability of the model that it needs
-    ("memory.reset", "documents"),
-    ("memory.gradient_segments", "gradient segments"),
-    ("model.ext_len", "extended context"),
-)
 
 
 def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
-    """Return the class of a run's model: the core's, or the variant that the group `variant` names.
+    """Return the class for a run's model: the core's, or the variant that the group `variant` names.
 
     Raises:
         OptionError: there is no such variant, or the model is recurrent.
@@ -53,13 +48,13 @@ def carries_state(config: Config) -> bool:
 
 
 def always_carries_state(config: Config) -> bool:
-    """Return whether a segment reads something of earlier ones with `mem_len=0` too: of an LSTM, QRNN or variant."""
+    """Return whether a segment also reads earlier ones with `mem_len=0`: an LSTM, QRNN or variant does."""
     kind: Any = model_class(config).config_class
     return kind is RecurrentConfig or kind(None, mem_len=0).is_recurrent
 
 
 def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | RecurrentConfig:
-    """Return the model's own config, made of the groups `model`, `encoding`, `memory` and `variant`.
+    """Return the model's config, made from the groups `model`, `encoding`, `memory` and `variant`.
 
     Raises:
         OptionError: a value is not allowed; the error names the option as typed on the command line.
@@ -87,18 +82,10 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
     if is_recurrent:
         carries = f"{config.model.name} always carries its state"
         memory = config.memory
-        require(
-            memory.mem_len > 0,
-            "memory.mem_len",
-            memory.mem_len,
-            f"must be > 0: {carries}",
-        )
-        require(
-            memory.reset == "never",
-            "memory.reset",
-            memory.reset,
-            f"must be never: {carries}",
-        )
+        allowed = f"must be > 0: {carries}"
+        require(memory.mem_len > 0, "memory.mem_len", memory.mem_len, allowed)
+        allowed = f"must be never: {carries}"
+        require(memory.reset == "never", "memory.reset", memory.reset, allowed)
     try:
         if not is_recurrent:
             values["table_len"] = table_len(config)
@@ -112,17 +99,24 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
 def _check_abilities(config: Config, model: Any) -> None:
     """Refuse options that need an ability that a variant lacks."""
     cannot = getattr(model, "cannot", {})
-    asked = {
-        "memory.reset": config.memory.reset == "document",
-        "memory.gradient_segments": config.memory.gradient_segments > 0,
-        "model.ext_len": getattr(config.model, "ext_len", 0) > 0,
-    }
-    for option, ability in NEEDED_ABILITIES:
-        if asked[option] and ability in cannot:
+    ext_len = getattr(config.model, "ext_len", 0)
+    gradient_segments = config.memory.gradient_segments
+    asked = (
+        ("memory.reset", config.memory.reset, "document", "documents"),
+        (
+            "memory.gradient_segments",
+            gradient_segments,
+            gradient_segments or None,
+            "gradient segments",
+        ),
+        ("model.ext_len", ext_len, ext_len or None, "extended context"),
+    )
+    for option, value, needing, ability in asked:
+        if value == needing and ability in cannot:
             allowed = (
                 f"is not possible with variant={config.variant.get('name')}: {cannot[ability]}"
             )
-            raise OptionError(option, attrgetter(option)(config), allowed)
+            raise OptionError(option, value, allowed)
 
 
 def make_model(config: Config, vocab_size: int) -> Model:
@@ -139,12 +133,12 @@ def make_model(config: Config, vocab_size: int) -> Model:
 def require_room(
     sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = ""
 ) -> None:
-    """Check that the machine's memory can hold the matrices of all layers, before anything is built.
+    """Check that the machine's memory can hold all layers' matrices, before anything is built.
 
     Args:
-        sizes: config of the model.
-        bytes_each: bytes of a parameter with what belongs to it.
-        without: group that the options of the command lack.
+        sizes: the model's config.
+        bytes_each: bytes per parameter, including its optimizer state.
+        without: group that the command's options lack.
 
     Raises:
         OptionError: it cannot; names the option that is farthest from its default.
@@ -154,11 +148,10 @@ def require_room(
     else:
         rows = 2 * sizes.d_inner + 4 * sizes.n_head * sizes.d_head
     n_bytes = sizes.n_layer * (bytes_each * rows * sizes.d_model + LAYER_BYTES)
-    farthest = ""
-    most = 0.0
-    for field in fields(sizes):
-        if field.name in SIZES and getattr(sizes, field.name) / field.default > most:
-            farthest = field.name
-            most = getattr(sizes, field.name) / field.default
+    sized = [field for field in fields(sizes) if field.name in SIZES]
+    farthest = max(
+        sized,
+        key=lambda field: getattr(sizes, field.name) / field.default,
+    ).name
     option = option_names(type(sizes))[farthest].removeprefix(without)
     require_memory(n_bytes, option, getattr(sizes, farthest))

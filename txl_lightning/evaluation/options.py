@@ -1,4 +1,4 @@
-"""Options of the commands that measure a trained model; read without torch."""
+"""Options for the commands that measure a trained model; read without torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ TABLE_9 = (800, 1800, 2800, 3800)  # attention lengths
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
 SPLITS = ("train", "valid", "test")
 OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"must be of {', '.join(SPLITS)}")
-LENGTHS: Rule = (lambda x: min(x, default=0) >= 1, "must be integers >= 1, at least one")
+LENGTHS: Rule = (
+    lambda x: (
+        min(
+            x,
+            default=0,
+        )
+        >= 1
+    ),
+    "must be integers >= 1, at least one",
+)
 
 
 @dataclass(kw_only=True)
 class MachineOptions:
-    """Options of every measurement.
+    """Options for every measurement.
 
     Args:
         accelerator: cpu or gpu.
@@ -33,11 +42,11 @@ class MachineOptions:
 
 @dataclass(kw_only=True)
 class PrecisionOptions(MachineOptions):
-    """Options of a measurement that may be in lower precision.
+    """Options for a measurement that may use lower precision.
 
     Args:
-        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
-            on this machine.
+        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for whichever is faster on
+            this machine.
     """
 
     precision: str = option("32-true", one_of("32-true", "bf16-mixed", "auto"))
@@ -45,7 +54,7 @@ class PrecisionOptions(MachineOptions):
 
 @dataclass(kw_only=True)
 class LoggedOptions(MachineOptions):
-    """Options of a measurement that can be logged.
+    """Options for a measurement that can be logged.
 
     Args:
         logger: group: none or wandb.
@@ -56,11 +65,11 @@ class LoggedOptions(MachineOptions):
 
 @dataclass
 class CheckpointOptions:
-    """Options of a measurement of one checkpoint.
+    """Options for a measurement on one checkpoint.
 
     Args:
-        checkpoint: checkpoint of `txl train`.
-        data_path: the run's own files where they have moved, or others to read, in the vocabulary of the checkpoint.
+        checkpoint: checkpoint from `txl train`.
+        data_path: the run's files where they have moved, or others to read, in the checkpoint's vocabulary.
     """
 
     checkpoint: str = MISSING
@@ -75,10 +84,10 @@ class LengthOptions:
         batch_size: number of streams.
         segment_len: tokens in a segment.
         mem_len: memory length in tokens.
-        clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
-            longest distance of training if you give longer lengths; -1 for no limit.
-        max_segments: stop after this many segments; null for as many tokens as the run's own evaluation, without
-            limit if it had none.
+        clamp_len: larger distances share one position; null for the length in the run's evaluation, or else the longest
+            distance in training if you give longer lengths; -1 for no limit.
+        max_segments: stop after this many segments; null for as many tokens as the run's evaluation reads, without
+            limit if it has none.
     """
 
     batch_size: int | None = option(None, COUNT)
@@ -90,10 +99,10 @@ class LengthOptions:
 
 @dataclass
 class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, CheckpointOptions):
-    """Options of `txl evaluate`: perplexity or bits per character of a checkpoint.
+    """Options for `txl evaluate`: a checkpoint's perplexity or bits per character.
 
     Args:
-        splits: any of train, valid and test; none for valid and test, or for the whole of another text (`data_path`).
+        splits: any of train, valid and test; none for valid and test, or for another text (`data_path`) as a whole.
         ext_len: extended context in tokens.
         same_length: whether all queries attend to equally many keys.
         attention_lengths: attention lengths to choose from, for Table 6: swept on validation; all splits are scored at
@@ -101,7 +110,6 @@ class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, Checkpoint
         sweep_tokens: tokens of validation to sweep on, from its start; null for all.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
         losses: write the loss of every token to `losses_SPLIT.npz`.
-        per: write a table with the loss of every line, document or token of each split; null for none.
         continuations: table (.tsv, .jsonl) with the columns context and continuation, scored in place of splits.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
     """
@@ -119,51 +127,40 @@ class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, Checkpoint
     sweep_tokens: int | None = option(None, COUNT)
     block_len: int = option(1000, COUNT)
     losses: bool = False
-    per: str | None = option(
-        None,
-        one_of(
-            "line",
-            "document",
-            "token",
-        ),
-    )
     continuations: str | None = None
     cached: bool = True
 
 
 @dataclass
 class AttentionOptions(LengthOptions, LoggedOptions, CheckpointOptions):
-    """Options of `txl attention`: where the heads of a Transformer-XL attend (Figures 5-7).
+    """Options for `txl attention`: where a Transformer-XL's heads attend (Figures 5-7).
 
     Args:
-        split: train, valid or test; null for valid, or for the whole of another text (`data_path`).
+        split: train, valid or test; null for valid, or for another text (`data_path`) as a whole.
         same_length: whether every query attends to exactly mem_len keys, as in the paper's evaluation.
-        heads: heads of Figure 6 as LAYER:HEAD, counted from 1; null for the head with the largest mean distance in
-            the first, the middle and the last layer.
         text_position: position in the split of Figure 6's first target; null for the middle.
     """
 
     split: str | None = option(None, one_of(*SPLITS))
     same_length: bool = True
-    heads: list[str] | None = None
     text_position: int | None = None
 
 
 @dataclass
 class SpeedOptions(LoggedOptions):
-    """Options of `txl speed`: time per token of a vanilla sliding window and of state reuse (Table 9).
+    """Options for `txl speed`: time per token for a vanilla sliding window and for state reuse (Table 9).
 
     The model has random weights and the vocabulary of the paper's enwik8.
 
     Args:
         n_layer: layers.
-        d_model: width of the model.
+        d_model: the model's width.
         n_head: heads per layer.
-        d_inner: width of the feed-forward layers.
-        segment_len: tokens in a segment of state reuse.
+        d_inner: the feed-forward layers' width.
+        segment_len: tokens per segment with state reuse.
         attention_lengths: attention lengths to time.
         rounds: number of rounds; a round times every scheme at every attention length.
-        seed: seed of weights and text.
+        seed: seed for weights and text.
     """
 
     n_layer: int = option(4, COUNT)
@@ -180,20 +177,20 @@ class SpeedOptions(LoggedOptions):
 
 @dataclass
 class GenerateOptions(PrecisionOptions, CheckpointOptions):
-    """Options of `txl generate`: continue prompts, or tokens of a corpus.
+    """Options for `txl generate`: continue prompts, or tokens from a corpus.
 
     Args:
-        prompt: text to continue; null to continue tokens of a corpus.
-        prompt_ids: list of token ids to continue; instead of `prompt`.
-        context: number of consecutive tokens of the corpus to continue; instead of `prompt`.
-        position: position in the split of the first of these tokens; null for a random one.
-        split: train, valid or test, for `context`; null for test, or for the whole of another text (`data_path`).
+        prompt: text to continue; null to continue tokens from a corpus.
+        prompt_ids: token ids to continue; instead of `prompt`.
+        context: how many consecutive tokens from the corpus to continue; instead of `prompt`.
+        position: where the first of these tokens stands in the split; null for a random one.
+        split: train, valid or test, for `context`; null for test, or for another text (`data_path`) as a whole.
         n_tokens: tokens to generate, at most.
         n_samples: samples to generate, one after the other.
         top_k: draw from the k most probable tokens; null for all.
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
         temperature: divisor of the logits.
-        stop: texts or token ids, or one of them: a sample ends with the token that completes one; null for none.
+        stop: text: a sample ends with the token that completes it; null for none.
         seed: seed of the first sample, and of `position`; the next sample has seed + 1.
         mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
             then recomputes a window of its training segment for every token. Distances beyond the longest of training
@@ -210,32 +207,32 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     top_k: int | None = 40
     top_p: float = 1.0
     temperature: float = 1.0
-    stop: Any = None
+    stop: str | None = None
     seed: int = option(1, SEED)
     mem_len: int | None = option(None, COUNT)
 
 
 @dataclass
 class ConvertOptions(Config):
-    """Options of `txl convert`, beside a training run's, which matter for `target_format=txl` only.
+    """Options for `txl convert`, besides a training run's. The latter matter for `target_format=txl` only.
 
     Args:
         source: checkpoint to convert: a file, or a folder with weights and config.json. For tensorflow a folder with
-            one checkpoint (NAME.index and NAME.data-…), or the path of one without `.index`.
+            one checkpoint (NAME.index and NAME.data-…), or its path without `.index`.
         source_format: original, huggingface, tensorflow or txl.
-        target: path of the result, which must not exist: a file for txl, otherwise a folder.
+        target: where to write the result, which must not exist: a file for txl, otherwise a folder.
         target_format: original, huggingface or txl, another one than the source's.
-        memory_start: empty or zeros, the start of the memory; null for the source's.
+        memory_start: empty or zeros, how the memory starts; null for the source's.
         mem_len: memory length in tokens; null for the source's. A TensorFlow model without config.json needs it.
         same_length: whether all queries attend to equally many keys; null for the source's.
         clamp_len: larger distances share one position; null for the source's.
-        vocabulary: text file with the symbols in the order of their numbers, one per line, or file of JSON with the
-            number of each symbol, for target_format=txl; `corpus` for the vocabulary of the corpus; null for a file
-            `vocab` beside a TensorFlow model or `vocab.json` beside one of Hugging Face, else `corpus`.
+        vocabulary: text file with one symbol per line, ordered by number, or JSON file with each symbol's number, for
+            target_format=txl; `corpus` for the corpus's vocabulary; null for a file `vocab` beside a TensorFlow model
+            or `vocab.json` beside one from Hugging Face, else `corpus`.
     """
 
     source: str = MISSING
-    source_format: str = MISSING
+    source_format: str = option(MISSING, one_of("original", "huggingface", "tensorflow", "txl"))
     target: str = MISSING
     target_format: str = MISSING
     memory_start: str | None = None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import check_values
-from txl_lightning.data.corpus import WHOLE, Corpus
+from txl_lightning.data.corpus import WHOLE
 from txl_lightning.errors import require
 from txl_lightning.evaluation.attention_lengths import (
     CHOSEN_ON,
@@ -28,8 +26,6 @@ from txl_lightning.evaluation.continuations import score_table
 from txl_lightning.evaluation.options import OWN_SPLITS, EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, given_lengths, protocol_from_options
 from txl_lightning.evaluation.scores import SplitScores, notes, score_line
-from txl_lightning.evaluation.tables import write_units
-from txl_lightning.evaluation.trained import TrainedModel
 from txl_lightning.files import write_json
 
 Entries = dict[str, dict[str, Any]]
@@ -41,18 +37,17 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     """Score the splits and write `evaluation.json`; for attention lengths also a figure.
 
     The file says what was scored how, and has an entry for every split with `nll` (nats per token), `ppl` or `bpc`,
-    `bpt` (bits per token) for ids, `bpb` where the bytes are known, `standard_error` of these with `over` (name of a
-    unit) and `units` (how many), `tokens` and `bytes` that are scored, `left_out` (tokens that are not, by reason),
+    `bpt` (bits per token) for ids, `bpb` where the bytes are known, `standard_error` for these with `over` (the unit's
+    name) and `units` (how many), `tokens` and `bytes` that are scored, `left_out` (tokens that are not, by reason),
     `seconds` and `evaluation` (lengths, streams, precision). By option it also has
 
         init        a length: the values at training's lengths
         losses      losses=true: file with nll and positions of the scored tokens, in text order
-        units       per: file of the table
         sweep       attention_lengths: of validation unit, tolerance; init, best and lengths, each with its
                     attention_length and values; attention_length: the shortest within tolerance of the best
         selected    attention_lengths: attention_length, init and best
 
-    `continuations` scores the rows of a table instead (`continuations.score_table`).
+    `continuations` scores a table's rows instead (`continuations.score_table`).
 
     Returns:
         Lines to print: one for each split, and how they were scored.
@@ -64,90 +59,20 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     trained = open_checkpoint(options)
     if options.continuations is not None:
         return score_table(trained, options, directory)
-    if options.per is not None and trained.vocabulary.unknown >= 0:
-        # A log has characters that training lacked.
-        trained = replace(trained, vocabulary=replace(trained.vocabulary, lenient=True))
-    lengths = options.attention_lengths
-    asked_for = options.splits or ([] if lengths is None else OWN_SPLITS)
+    asked_for = options.splits
+    if options.attention_lengths is not None:
+        asked_for = asked_for or OWN_SPLITS
     corpus, splits = open_text(trained, options, asked_for, OWN_SPLITS)
     corpus = first_tokens(corpus, options.sweep_tokens)
     protocol = protocol_from_options(trained, options, whole=WHOLE in splits)
     folder = directory if options.losses else None
-    scores = {
-        split: SplitScores(
-            corpus,
-            split,
-            options.block_len,
-            folder,
-        )
-        for split in splits
-    }
-    if lengths is None:
-        entries = score_splits(scores, protocol, options, directory)
-    else:
-        entries = select_length(scores, lengths_to_try(protocol, lengths))
-    write_results(entries, corpus, trained, options, directory)
-    return lines_of(entries, corpus, options)
-
-
-def check_options(options: EvaluateOptions) -> None:
-    """Refuse options that do not go together.
-
-    Raises:
-        OptionError: naming one of them.
-    """
-    check_values(options)
+    scores = {}
+    for split in splits:
+        scores[split] = SplitScores(corpus, split, options.block_len, folder)
     if options.attention_lengths is None:
-        n = options.sweep_tokens
-        require(n is None, "sweep_tokens", n, "is for attention_lengths=[…]")
-    elif options.splits:
-        allowed = f"must have {CHOSEN_ON}, which chooses the attention length"
-        require(CHOSEN_ON in options.splits, "splits", options.splits, allowed)
-    if options.per is not None:
-        refuse_others(options, "per", ["attention_lengths"])
-    if options.continuations is not None:
-        others = ["attention_lengths", "per", "data_path", "splits", "losses"]
-        refuse_others(options, "continuations", others)
-
-
-def refuse_others(options: EvaluateOptions, kind: str, others: Sequence[str]) -> None:
-    """Refuse options that ask for another kind of scores."""
-    for name in others:
-        value = getattr(options, name)
-        require(not value, name, value, f"must be left out with {kind}")
-
-
-def score_splits(
-    scores: dict[str, SplitScores], protocol: Protocol, options: EvaluateOptions, directory: Path
-) -> Entries:
-    """Score every split at the lengths of the command, and at training's if the command gives others."""
-    given = given_lengths(options).keys() - {"batch_size", "max_segments"}
-    entries = {}
-    for split, split_scores in scores.items():
-        entry = split_scores.row(protocol, "")
-        if options.per is not None:
-            losses = split_scores.losses(protocol)
-            entry["units"] = write_units(
-                options.per,
-                split_scores.corpus,
-                split,
-                losses,
-                directory,
-            )
-        if given:
-            entry["init"] = split_scores.row(protocol.at_training_lengths())
-        entries[split] = entry
-    return entries
-
-
-def write_results(
-    entries: Entries,
-    corpus: Corpus,
-    trained: TrainedModel,
-    options: EvaluateOptions,
-    directory: Path,
-) -> None:
-    """Write `evaluation.json` and the figure of attention lengths, and log them."""
+        entries = score_splits(scores, protocol, options)
+    else:
+        entries = select_length(scores, lengths_to_try(protocol, options.attention_lengths))
     settings = next(iter(entries.values()))["evaluation"]
     memory = Lengths(0, settings.get("mem_len"))
     results: dict[str, Any] = {
@@ -162,22 +87,59 @@ def write_results(
     if options.attention_lengths is not None:
         draw_sweep(entries[CHOSEN_ON]["sweep"], corpus, directory)
     log_results("evaluate", results, options, directory)
+    return lines_of(entries) + notes(entries, corpus)
 
 
-def lines_of(entries: Entries, corpus: Corpus, options: EvaluateOptions) -> list[str]:
-    """Return the lines to print: the loss of every split, and how it was scored."""
+def check_options(options: EvaluateOptions) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        OptionError: names the option.
+    """
+    check_values(options)
+    if options.attention_lengths is None:
+        n = options.sweep_tokens
+        require(n is None, "sweep_tokens", n, "is for attention_lengths=[…]")
+    elif options.splits:
+        allowed = f"must have {CHOSEN_ON}, which chooses the attention length"
+        require(CHOSEN_ON in options.splits, "splits", options.splits, allowed)
+    if options.continuations is not None:
+        for name in ("attention_lengths", "data_path", "splits", "losses"):
+            value = getattr(options, name)
+            require(not value, name, value, "must be left out with continuations")
+
+
+def score_splits(
+    scores: dict[str, SplitScores], protocol: Protocol, options: EvaluateOptions
+) -> Entries:
+    """Score every split at the command's lengths, and at training's if the command gives others."""
+    given = given_lengths(options).keys() - {"batch_size", "max_segments"}
+    entries = {}
+    for split, split_scores in scores.items():
+        entry = split_scores.row(protocol, "")
+        if given:
+            entry["init"] = split_scores.row(protocol.at_training_lengths())
+        entries[split] = entry
+    return entries
+
+
+def lines_of(entries: Entries) -> list[str]:
+    """Return the lines to print: the loss of every split."""
     lines = []
     for split, entry in entries.items():
-        if options.attention_lengths is None:
+        selected = entry.get("selected")
+        if selected is None:
             lines.append(score_line(split, entry))
         else:
-            selected = entry["selected"]
             title = f"{split}, attention length {selected['attention_length']}"
-            lines.append(score_line(title, {**selected["best"], "init": selected["init"]}))
-        if "units" in entry:
-            lines.append(f"{split}: a row for each {options.per} in {entry['units']}")
+            lines.append(
+                score_line(
+                    title,
+                    {**selected["best"], "init": selected["init"]},
+                )
+            )
         if "sweep" in entry:
             sweep = entry["sweep"]
             shortest = f"within {sweep['tolerance']:g} {sweep['unit']} of the best"
             lines.append(f"shortest attention length {shortest}: {sweep['attention_length']}")
-    return lines + notes(entries, corpus)
+    return lines

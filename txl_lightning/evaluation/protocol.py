@@ -1,6 +1,6 @@
-"""How a trained model reads the streams of a split: its lengths, its memory, its precision.
+"""How a trained model reads a split's streams: its lengths, its memory, its precision.
 
-The attention length A is the number of keys a query attends to, the query's own key included. It is set by
+The attention length A is the number of keys a query attends to, including the query's key. It is set by
 
     mem_len = A with same_length      models trained with memory: every query attends to A keys
                                       (`same_length=false`: to A + 1 … A + segment_len)
@@ -27,14 +27,7 @@ from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelCon
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.streams import Streams, streams_of
 from txl_lightning.evaluation.hardware import autocast, chosen_precision
-from txl_lightning.evaluation.losses import (
-    TokenLosses,
-    collect_losses,
-    device_of,
-    number_of_segments,
-    segment_losses,
-    with_progress,
-)
+from txl_lightning.evaluation.losses import TokenLosses, device_of, stream_losses
 from txl_lightning.evaluation.models import always_carries_state, carries_state, model_class
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.trained import TrainedModel
@@ -49,7 +42,7 @@ class Protocol:
     """Streams read in segments, the state carried from one to the next.
 
     Args:
-        trained: model and config of its run.
+        trained: a run's model and config.
         evaluation: lengths and streams.
         clamped: clamp attention beyond the longest trained distance (`trained_clamp`).
         cached: keep keys and values as memory instead of hidden states, where the model has any: equal losses up to
@@ -65,7 +58,7 @@ class Protocol:
 
     @property
     def lengths(self) -> Lengths:
-        """Lengths of the model.
+        """The model's lengths.
 
         Raises:
             OptionError: a length is not allowed.
@@ -84,16 +77,14 @@ class Protocol:
         return model
 
     def streams(self, corpus: Corpus, split: str) -> Streams:
-        """Return the streams of a split."""
+        """Return a split's streams."""
         return streams_of(corpus, split, self.evaluation, self.lengths.ext_len)
 
     def losses(self, corpus: Corpus, split: str) -> TokenLosses:
         """Score a split."""
         streams = self.streams(corpus, split)
-        n_segments = number_of_segments(streams, self.evaluation.max_segments)
         with autocast(self.precision, device_of(self.trained.model)):
-            nll_by_segment = segment_losses(self.model(), streams, n_segments)
-            return collect_losses(with_progress(nll_by_segment, n_segments, split), streams)
+            return stream_losses(self.model(), streams, self.evaluation.max_segments, split)
 
     def settings(self) -> dict[str, Any]:
         """Return all lengths and the precision, as `evaluation.json` states them.
@@ -152,9 +143,9 @@ class Protocol:
         return replace(self, evaluation=evaluation, clamped=True)
 
     def at_training_lengths(self) -> Protocol:
-        """Return a copy with segment, memory, extended context, mask and clamp of training: "PPL init" in Table 6.
+        """Return a copy with training's segment, memory, extended context, mask and clamp: "PPL init" in Table 6.
 
-        For a model trained without memory a window of its attention length.
+        For a model trained without memory: a window as long as its attention.
         """
         trained = training_lengths(self.trained.config)
         if self.length_option == "ext_len":
@@ -168,7 +159,7 @@ class Protocol:
 
 
 def given_lengths(options: Any) -> dict[str, Any]:
-    """Return the lengths and streams that the options of a command give."""
+    """Return the lengths and streams that a command's options give."""
     given = {}
     for option in fields(EvaluationConfig):
         value = getattr(options, option.name, None)
@@ -178,15 +169,15 @@ def given_lengths(options: Any) -> dict[str, Any]:
 
 
 def with_lengths(trained: TrainedModel, options: Any, whole: bool, **fixed: Any) -> Protocol:
-    """Return the protocol at the lengths of a command; the others are the run's.
+    """Return the protocol at a command's lengths; other lengths are the run's.
 
     Where only the run limits the segments, other segments and streams cover as many tokens.
 
     Args:
         trained: the model.
-        options: options with some of the lengths.
-        whole: read the whole of a text, also where the run's own evaluation stops after `max_segments`.
-        fixed: lengths of the command that are no options.
+        options: options with some lengths.
+        whole: read all of a text, even where the run's evaluation stops after `max_segments`.
+        fixed: lengths that the command sets without an option.
     """
     given = {**given_lengths(options), **fixed}
     evaluation = trained.config.evaluation
@@ -203,7 +194,7 @@ def with_lengths(trained: TrainedModel, options: Any, whole: bool, **fixed: Any)
 
 
 def protocol_from_options(trained: TrainedModel, options: EvaluateOptions, whole: bool) -> Protocol:
-    """Return the protocol of `txl evaluate`: see `with_lengths`."""
+    """Return the protocol for `txl evaluate`: see `with_lengths`."""
     protocol = with_lengths(trained, options, whole)
     precision = chosen_precision(options.precision, options.accelerator)
     return replace(protocol, cached=options.cached, precision=precision)

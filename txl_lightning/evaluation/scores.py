@@ -1,4 +1,4 @@
-"""From the losses of a split to the values of `evaluation.json` and to the line that is printed."""
+"""From a split's losses to the values in `evaluation.json` and to the printed line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import without_marks
-from txl_lightning.evaluation.losses import Integers, TokenLosses, standard_error, text_units
+from txl_lightning.evaluation.losses import TokenLosses, standard_error, text_units
 from txl_lightning.evaluation.units import UNITS, errors_by_unit, loss_metrics, shown_units
 from txl_lightning.files import write_atomically
 
@@ -21,13 +21,13 @@ LINE_WIDTH = 100
 
 @dataclass(frozen=True)
 class SplitScores:
-    """Losses of one split, remembered by the settings of their protocol, and their values in `evaluation.json`.
+    """One split's losses, remembered by their protocol's settings, and their values in `evaluation.json`.
 
     Args:
-        corpus: corpus of the split.
-        split: name of the split.
-        block_len: tokens in a block, the unit of standard errors of a split without sentences.
-        folder: folder for the losses of all tokens; None to write none.
+        corpus: the split's corpus.
+        split: the split's name.
+        block_len: tokens in a block, the unit for standard errors in a split without sentences.
+        folder: folder for all tokens' losses; None to write none.
     """
 
     corpus: Corpus
@@ -36,88 +36,81 @@ class SplitScores:
     folder: Path | None = None
     known: dict[str, TokenLosses] = field(default_factory=dict, repr=False)
 
-    def losses(self, protocol: Any) -> TokenLosses:
-        """Score the split, unless it was scored with these settings before."""
-        settings = str(protocol.settings())
-        if settings not in self.known:
-            self.known[settings] = protocol.losses(self.corpus, self.split)
-        return self.known[settings]
-
     def row(self, protocol: Any, stem: str | None = None) -> dict[str, Any]:
-        """Return the values of the split with a protocol, and its settings.
+        """Score the split, unless it was scored with these settings before; return its values and the settings.
 
         Args:
             protocol: lengths, streams and precision.
-            stem: ends the name of the file with the losses, if they are written; None to write none.
+            stem: ends the name of the losses file, if it is written; None to write none.
         """
-        losses = self.losses(protocol)
+        settings = protocol.settings()
+        if str(settings) not in self.known:
+            self.known[str(settings)] = protocol.losses(
+                self.corpus,
+                self.split,
+            )
+        losses = self.known[str(settings)]
         row = self.values(losses)
         if stem is not None and self.folder is not None:
             row["losses"] = f"losses_{self.split}{stem}.npz"
             arrays: Any = {"nll": losses.nll, "positions": losses.positions}
-            write_atomically(self.folder / row["losses"], lambda path: np.savez(path, **arrays))
-        row["evaluation"] = protocol.settings()
+            write_atomically(
+                self.folder / row["losses"],
+                lambda path: np.savez(path, **arrays),
+            )
+        row["evaluation"] = settings
         return row
 
     def values(self, losses: TokenLosses) -> dict[str, Any]:
-        """Return the values of losses that `evaluation.json` has for every split and length."""
+        """Return the values that `evaluation.json` has for every split and length."""
         vocabulary = self.corpus.vocabulary
         n_tokens = len(losses.nll)
-        tokens = self._tokens(losses.positions)
-        n_bytes = vocabulary.count_bytes(tokens)
-        bytes_per_token = None if n_bytes is None else n_bytes / n_tokens
-        values: dict[str, Any] = loss_metrics(
-            losses.mean,
-            vocabulary.level,
-            bytes_per_token,
+        # After the last sentence of a split comes the `<S>` of the first.
+        tokens = self.corpus.splits[self.split].take(
+            losses.positions,
+            mode="wrap",
         )
-        if vocabulary.level == "bpe":
-            n_words = vocabulary.count_words(tokens, self._tokens(losses.positions - 1))
-            if n_words:
-                values["ppl_word"] = loss_metrics(losses.mean * n_tokens / n_words, "word")["ppl"]
-                values["words"] = n_words
+        n_bytes = vocabulary.count_bytes(without_marks(tokens))
+        bytes_per_token = None if n_bytes is None else n_bytes / n_tokens
         sentences = self.corpus.sentences.get(self.split)
         units_P, unit_name = text_units(losses.positions, sentences, self.block_len)
         error, n_units = standard_error(losses.nll, units_P)
         errors = errors_by_unit(error, losses.mean, vocabulary.level)
-        values["standard_error"] = {**errors, "over": unit_name, "units": n_units}
-        values["tokens"] = n_tokens
-        values["bytes"] = n_bytes
-        values["left_out"] = losses.left_out
-        values["seconds"] = round(losses.seconds, 2)
-        return values
-
-    def _tokens(self, positions: Integers) -> Integers:
-        """Return the token numbers at positions; after the last sentence of a split comes the `<S>` of the first."""
-        return without_marks(self.corpus.splits[self.split].take(positions, mode="wrap"))
+        return {
+            **loss_metrics(losses.mean, vocabulary.level, bytes_per_token),
+            "standard_error": {**errors, "over": unit_name, "units": n_units},
+            "tokens": n_tokens,
+            "bytes": n_bytes,
+            "left_out": losses.left_out,
+            "seconds": round(losses.seconds, 2),
+        }
 
 
 def score_line(title: str, values: Mapping[str, Any]) -> str:
-    """Return one line: the loss in words with its standard error, and the loss at training's lengths.
+    """Return one line: the loss in words with its standard error, bits per byte, the loss at training's lengths.
 
     test: 1.9460 ± 0.0123 bits per byte (training's lengths: 1.9871)
 
     Further units are left out if the line is too long.
     """
-    line = f"{title}: "
+    first, *others = shown_units(values)
+    number = UNITS[first].number(values[first])
+    error = values["standard_error"][first]
+    if error is not None:
+        number += f" ± {UNITS[first].number(error)}"
+    line = f"{title}: {UNITS[first].words.format(number)}"
     ending = ""
-    for place, unit in enumerate(shown_units(values)):
-        number = UNITS[unit].number(values[unit])
-        error = values["standard_error"].get(unit)
-        if error is not None:
-            number += f" ± {UNITS[unit].number(error)}"
-        words = UNITS[unit].words.format(number)
-        if place == 0:
-            line += words
-            if "init" in values:
-                ending = f" (training's lengths: {UNITS[unit].number(values['init'][unit])})"
-        elif len(f"{line}, {words}{ending}") <= LINE_WIDTH:
+    if "init" in values:
+        ending = f" (training's lengths: {UNITS[first].number(values['init'][first])})"
+    for unit in others:
+        words = UNITS[unit].words.format(UNITS[unit].number(values[unit]))
+        if len(f"{line}, {words}{ending}") <= LINE_WIDTH:
             line += f", {words}"
     return line + ending
 
 
 def notes(entries: Mapping[str, Mapping[str, Any]], corpus: Corpus) -> list[str]:
-    """Return lines on what was scored and how: tokens, tokens left out, the settings, and the unit of ±."""
+    """Return lines on what was scored and how: tokens, tokens left out, the settings, and the unit behind ±."""
     lines = []
     how = ""
     for split, entry in entries.items():
@@ -136,10 +129,7 @@ def wrap(line: str) -> list[str]:
 
 def describe(settings: Mapping[str, Any]) -> str:
     """Return settings in a line: options with their values, without those that have no effect."""
-    shown = []
-    for name, value in settings.items():
-        if value is True:
-            shown.append(name)
-        elif value not in (None, False, -1, []):
-            shown.append(f"{name} {value}")
-    return ", ".join(shown)
+    shown = [
+        f"{name} {value}" for name, value in settings.items() if value not in (None, False, -1)
+    ]
+    return ", ".join(shown).replace(" True", "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
@@ -17,7 +17,7 @@ from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.errors import require
 from txl_lightning.evaluation.commands import check_common_options, chosen_device, log_results
 from txl_lightning.evaluation.hardware import set_threads
-from txl_lightning.evaluation.losses import with_progress
+from txl_lightning.evaluation.losses import Array, with_progress
 from txl_lightning.evaluation.models import require_room
 from txl_lightning.evaluation.options import SpeedOptions
 from txl_lightning.files import write_json, write_text
@@ -35,6 +35,14 @@ SCHEMES = {
     "hidden": "state reuse, hidden states (paper)",
     "cached": "state reuse, cached keys and values",
 }
+HEADER = (
+    "attention length",
+    "vanilla, ms per token",
+    "hidden, ms per token",
+    "cached, ms per token",
+    "vanilla/hidden (min–max)",
+    "vanilla/cached (min–max)",
+)
 TURN_SECONDS = 0.3  # a turn is one segment, or as many as take as long
 TEXT_LEN = 1 << 14
 
@@ -43,7 +51,7 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
     """Time all schemes; write `speed.json`, `speed.md` and the figure.
 
     Args:
-        options: options of the command.
+        options: the command's options.
         directory: folder for the files.
 
     Returns:
@@ -94,21 +102,16 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
 
 def _check_options(options: SpeedOptions) -> None:
     check_common_options(options)
-    lengths = options.attention_lengths
     most = f"must be at most {TEXT_LEN:,}, the length of the text"
     require(options.segment_len <= TEXT_LEN, "segment_len", options.segment_len, most)
+    lengths = options.attention_lengths
     require(max(lengths) <= TEXT_LEN, "attention_lengths", lengths, most)
-    allowed = f"must divide d_model, which is {options.d_model}"
-    require(
-        options.d_model % options.n_head == 0,
-        "n_head",
-        options.n_head,
-        allowed,
-    )
+    divides = options.d_model % options.n_head == 0
+    require(divides, "n_head", options.n_head, f"must divide d_model, which is {options.d_model}")
 
 
 def vanilla_of(model: TransformerXL) -> TransformerXL:
-    """Return the vanilla counterpart of a Transformer-XL: its sizes, absolute sinusoids, no memory."""
+    """Return a Transformer-XL's vanilla counterpart: its sizes, absolute sinusoids, no memory."""
     config = replace(model.config, encoding="absolute", terms="a", mem_len=0)
     return TransformerXL(config).to(model.embedding.tables[0]).eval()
 
@@ -136,15 +139,11 @@ class TimedScheme:
     @torch.no_grad()
     def read(self) -> Tensor:
         """Return the losses of the next segment, [1, segment_len], in nats."""
-        places = torch.arange(
-            self.position, self.position + self.segment_len + 1, device=self.text_1n.device
-        )
-        tokens_1T = self.text_1n[:, places % self.text_1n.shape[1]]
+        tokens_1T = looped(self.text_1n, self.position, self.segment_len + 1)
         self.position += self.segment_len
-        targets_1T = tokens_1T[:, 1:]
         nll_1T, self.state = self.model.score(
             tokens_1T[:, :-1],
-            targets_1T,
+            tokens_1T[:, 1:],
             self.state,
         )
         return nll_1T
@@ -152,7 +151,7 @@ class TimedScheme:
     def turn(self) -> float:
         """Return seconds per token over one turn.
 
-        The segments before those that are timed refill the CPU's cache after the turn of another scheme.
+        The segments before the timed ones refill the CPU's cache after another scheme's turn.
         """
         timer = Timer(
             "read()",
@@ -160,6 +159,12 @@ class TimedScheme:
             num_threads=torch.get_num_threads(),
         )
         return timer.blocked_autorange(min_run_time=TURN_SECONDS).median / self.segment_len
+
+
+def looped(text_1n: Tensor, start: int, n_tokens: int) -> Tensor:
+    """Return tokens of a text that begins again after its end."""
+    places = torch.arange(start, start + n_tokens, device=text_1n.device)
+    return text_1n[:, places % text_1n.shape[1]]
 
 
 Schemes = dict[str, TimedScheme]
@@ -178,8 +183,8 @@ def make_schemes(
         hidden         segments with L hidden states as memory, the paper's scheme
         cached         segments with L keys and values as memory
 
-    Every query attends to exactly L keys (`same_length`), its own included. The memories start as zeros, which
-    does not change the times, and are never reset.
+    Every query attends to exactly L keys (`same_length`), including its own. The memories start as zeros, which does
+    not change the times, and are never reset.
     """
     lengths: dict[str, Any] = {
         "mem_len": attention_len,
@@ -189,18 +194,18 @@ def make_schemes(
         "memory_reset": "never",
         "extra_key": False,
     }
-    window_1L = text_1n[:, torch.arange(attention_len, device=text_1n.device) % text_1n.shape[1]]
+    window = SlidingWindow(vanilla, attention_len)
+    window_1L = looped(text_1n, 0, attention_len)
+    cached = CachedTransformerXL(model, **lengths)
     return {
-        "vanilla": TimedScheme(
-            SlidingWindow(vanilla, attention_len), text_1n, 1, window_1L, attention_len
-        ),
+        "vanilla": TimedScheme(window, text_1n, 1, window_1L, attention_len),
         "hidden": TimedScheme(model.with_lengths(**lengths), text_1n, segment_len),
-        "cached": TimedScheme(CachedTransformerXL(model, **lengths), text_1n, segment_len),
+        "cached": TimedScheme(cached, text_1n, segment_len),
     }
 
 
 def run_rounds(schemes_by_length: dict[int, Schemes], rounds: int) -> None:
-    """Record a turn of every scheme in every round, in an order that reverses."""
+    """Record every scheme's turn in every round, in an order that reverses."""
     order: list[TimedScheme] = []
     for schemes in schemes_by_length.values():
         order += schemes.values()
@@ -212,63 +217,63 @@ def run_rounds(schemes_by_length: dict[int, Schemes], rounds: int) -> None:
 
 def summary(attention_len: int, schemes: Schemes) -> dict[str, Any]:
     """Return a line of Table 9: times, and ratios of vanilla to state reuse within the rounds."""
-    times = {}
+    rounds = {name: np.array(scheme.seconds) for name, scheme in schemes.items()}
     ratios = {}
-    for name, scheme in schemes.items():
-        times[name] = spread(scheme.seconds)
-        if name != "vanilla":
-            pairs = zip(schemes["vanilla"].seconds, scheme.seconds, strict=True)
-            ratios[f"vanilla/{name}"] = spread([vanilla / reuse for vanilla, reuse in pairs])
+    for name in ("hidden", "cached"):
+        ratios[f"vanilla/{name}"] = spread(rounds["vanilla"] / rounds[name])
     return {
         "level": "char",
         "attention_len": attention_len,
-        "seconds_per_token": times,
+        "seconds_per_token": {name: spread(seconds) for name, seconds in rounds.items()},
         "ratios": ratios,
     }
 
 
-def spread(values: list[float]) -> dict[str, Any]:
+def spread(values: Array) -> dict[str, Any]:
     """Return the median and the extremes of the rounds."""
-    middle = median(values)
-    return {"median": middle, "min": min(values), "max": max(values), "rounds": values}
+    middle = float(np.median(values))
+    rounds = values.tolist()
+    return {
+        "median": middle,
+        "min": min(rounds),
+        "max": max(rounds),
+        "rounds": rounds,
+    }
 
 
 def write_report(results: dict[str, Any], directory: Path) -> list[str]:
     """Write `speed.md` and `speed.svg|png`.
 
     Args:
-        results: contents of `speed.json`.
+        results: the parsed `speed.json`.
         directory: folder for the files.
 
     Returns:
         Lines to print: the table and its notes.
     """
-    lengths = []
-    curves: dict[str, list[float]] = {name: [] for name in SCHEMES}
-    ratios = [f"vanilla/{name} (min–max)" for name in ("hidden", "cached")]
-    header = ["attention length", *(f"{name}, ms per token" for name in SCHEMES), *ratios]
+    curves: dict[str, Any] = {}
     rows = []
     for result in results["results"]:
         length = result["attention_len"]
-        lengths.append(length)
         row = [f"{length:,}"]
         for name, times in result["seconds_per_token"].items():
             milliseconds = 1000 * times["median"]
-            curves[name].append(milliseconds)
             row.append(f"{milliseconds:,.3f}")
+            lengths, values = curves.setdefault(SCHEMES[name], ([], []))
+            lengths.append(length)
+            values.append(milliseconds)
         for ratio in result["ratios"].values():
             row.append("{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**ratio))
         rows.append(row)
-    named_curves = {SCHEMES[name]: (lengths, times) for name, times in curves.items()}
     x_label = "attention length (tokens)"
     y_label = "milliseconds per token"
     title = "Time per token by attention length"
-    line_figure(directory / "speed", named_curves, x_label, y_label, title, log_y=True)
+    line_figure(directory / "speed", curves, x_label, y_label, title, log_y=True)
     machine = results["machine"]
     device = machine["accelerator"] or machine["processor"]
     sizes = ", ".join(f"{name} {value}" for name, value in results["model"].items())
     lines = [
-        *markdown_table(header, rows).splitlines(),
+        *markdown_table(HEADER, rows).splitlines(),
         "",
         "vanilla: a forward pass over the attention length for every token, softmax of its last position only. "
         f"hidden, cached: segments of {results['segment_len']} tokens with a memory of hidden states (the paper's) or "

@@ -14,9 +14,9 @@ def encode_open(vocabulary: Vocabulary, text: str, closed: bool = False) -> list
     """Encode a text that goes on: words end their line only if the text ends with a line break.
 
     Args:
-        vocabulary: vocabulary of the checkpoint.
+        vocabulary: the checkpoint's vocabulary.
         text: the text.
-        closed: put `<S>` at the ends of sentences too.
+        closed: put `<S>` at sentence ends too.
 
     Raises:
         UserError: the vocabulary lacks a character, and has no `<unk>`.
@@ -33,7 +33,7 @@ def encode_open(vocabulary: Vocabulary, text: str, closed: bool = False) -> list
 
 
 def document_pattern(trained: TrainedModel) -> Pattern | None:
-    """Return `data.document_start` of a run with `memory.reset=document`; None where documents have no pattern."""
+    """Return `data.document_start` for a run with `memory.reset=document`; None where documents have no pattern."""
     start = trained.config.data.document_start
     if trained.config.memory.reset != "document" or start is None:
         return None
@@ -41,7 +41,7 @@ def document_pattern(trained: TrainedModel) -> Pattern | None:
 
 
 def last_document(text: str, pattern: Pattern | None) -> str:
-    """Return the text from the start of the last line on in which a match of the pattern begins."""
+    """Return the text from the last line in which a match of the pattern begins."""
     if pattern is None:
         return text
     content = text.encode()
@@ -53,23 +53,23 @@ def last_document(text: str, pattern: Pattern | None) -> str:
 
 def begun_document(
     document: list[int], vocabulary: Vocabulary, pattern: Pattern | None
-) -> list[int] | None:
-    """Return the tokens of the document that begins at the end of a document; None if it goes on.
+) -> list[int]:
+    """Return the tokens of the document that begins at the end of a document; none if it goes on.
 
     A line that matches `data.document_start` begins a document once it is complete; an id that matches, at once.
     """
-    if pattern is None:
-        return None
-    last = vocabulary.decode(document[-1:])
+    last = document[-1:]
+    text = vocabulary.decode(last)
+    if pattern is None or (vocabulary.level != "ids" and not text.endswith("\n")):
+        return []
     if vocabulary.level == "ids":
-        names = (last, str(document[-1]))
-        if any(pattern.fullmatch(name.encode()) for name in names):
-            return document[-1:]
-    elif last.endswith("\n"):
-        start = len(document) - 1
-        while start > 0 and not vocabulary.decode(document[start - 1 : start]).endswith("\n"):
-            start -= 1
-        line = document[start:]
-        if start > 0 and pattern.search(vocabulary.decode(line).encode()):
-            return line
-    return None
+        names = (text, str(last[0]))
+        is_start = any(pattern.fullmatch(name.encode()) for name in names)
+        return last if is_start else []
+    start = len(document) - 1
+    while start > 0 and not vocabulary.decode(document[start - 1 : start]).endswith("\n"):
+        start -= 1
+    line = document[start:]
+    if start > 0 and pattern.search(vocabulary.decode(line).encode()):
+        return line
+    return []

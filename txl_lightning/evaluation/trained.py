@@ -30,20 +30,20 @@ from txl_lightning.files import expand, write_atomically
 
 OLDER = "was written by a version before 0.5: txl_lightning 0.5.0 reads it"
 NOT_READABLE = "is damaged, or is not a checkpoint"
-WEIGHTS_PREFIX = "model."  # of the module
+WEIGHTS_PREFIX = "model."  # from the module
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Contents of a checkpoint that evaluation needs: all but the state of training.
+    """What evaluation needs from a checkpoint: all except the training state.
 
     Args:
         model: in evaluation mode, on the CPU.
-        config: config of the run.
-        vocabulary: vocabulary of its corpus.
+        config: the run's config.
+        vocabulary: its corpus's vocabulary.
         step: optimizer steps trained.
-        vocabulary_given: whether the vocabulary is not the corpus' own, so that the text is encoded with it.
-        corpus: checksum of the corpus at training; None for weights that were not trained here.
+        vocabulary_given: whether the vocabulary comes from outside the corpus, so the text is encoded with it.
+        corpus: the corpus's checksum at training; None for weights that were not trained here.
     """
 
     model: Model
@@ -55,27 +55,27 @@ class TrainedModel:
 
     @property
     def marks_documents(self) -> bool:
-        """Whether the first token of every document is marked, for `memory.reset=document`."""
+        """Whether each document's first token is marked, for `memory.reset=document`."""
         return self.config.memory.reset == "document"
 
     @property
     def closed_sentences(self) -> bool:
-        """Whether `<S>` stands at both ends of a sentence (lm1b as the TensorFlow code reads it)."""
+        """Whether `<S>` stands at both sentence ends (lm1b as the TensorFlow code reads it)."""
         marks = getattr(self.config.data, "sentence_marks", "")
         return self.vocabulary.starts_sentences and marks == "both"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Checkpoint of `txl train`, as `read_checkpoint` returns it.
+    """Checkpoint from `txl train`, as `read_checkpoint` returns it.
 
     Args:
-        path: path of the file.
+        path: file path.
         option: option that named it, for errors.
         contents: what the file holds, on the CPU.
-        config: config of the run, its values literal.
-        vocabulary: vocabulary of its corpus.
-        weights: the model's, under its own names.
+        config: the run's config; its values are literal.
+        vocabulary: its corpus's vocabulary.
+        weights: the model's, under their names in the model.
     """
 
     path: Path
@@ -118,7 +118,7 @@ def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
 
     Args:
         contents: plain containers and tensors.
-        path: path of the checkpoint; its folder must exist.
+        path: checkpoint path; its folder must exist.
 
     Raises:
         OSError: the disk is full or the folder is not writable; `path` is unchanged.
@@ -129,7 +129,7 @@ def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
         with temporary.open("wb") as file:
             try:
                 torch.save(contents, file)
-            except RuntimeError as error:  # torch's own, raised while it closes the archive
+            except RuntimeError as error:  # torch's error, raised while it closes the archive
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None
                 raise
@@ -139,13 +139,13 @@ def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
 
 
 def read_file(path: str | Path, option: str = "checkpoint") -> Any:
-    """Return the contents of a checkpoint, on the CPU, without running code stored in the file.
+    """Return a checkpoint's contents, on the CPU, without running code stored in the file.
 
-    The file is a zip archive with the CRC-32 of every record. torch does not compare them, so this does.
+    The file is a zip archive with a CRC-32 for every record. torch does not compare them, so this does.
 
     Args:
-        path: path of the file.
-        option: name of the command-line option that gave the path, for errors.
+        path: file path.
+        option: command-line option that gave the path, for errors.
 
     Raises:
         OptionError: the file is missing or damaged, or torch cannot read it.
@@ -169,13 +169,14 @@ def read_file(path: str | Path, option: str = "checkpoint") -> Any:
 
 
 def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
-    """Open a checkpoint of the module.
+    """Open the module's checkpoint.
 
-    No code in a file ever runs, values of its config are literal, and a cache folder that is not one here is not used.
+    No code in a file ever runs, values in its config are literal, and a cache folder that does not exist here is not
+    used.
 
     Args:
-        path: path of the checkpoint.
-        option: name of the command-line option that gave the path, for errors.
+        path: checkpoint path.
+        option: command-line option that gave the path, for errors.
 
     Raises:
         OptionError: the file is missing, is damaged, or does not hold what the module writes; its encoding, variant or
@@ -188,7 +189,7 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
         vocabulary = Vocabulary.from_state_dict(record["vocabulary"])
         require_room(architecture(config, len(vocabulary)))
         caches = expand(config.data.cache_dir)
-        if not any(caches.glob("*/description.json")):  # not a cache of this machine
+        if not any(caches.glob("*/description.json")):  # not a cache on this machine
             config.data.cache_dir = DataConfig.cache_dir
         weights = {}
         for name, tensor in contents["state_dict"].items():
@@ -205,7 +206,7 @@ def _record_of(contents: Any) -> dict[str, Any]:
     """Return what a checkpoint says about its run.
 
     Raises:
-        UserError: it is no checkpoint of the module, or one of an older version.
+        UserError: it is not the module's checkpoint, or one from an older version.
     """
     needed = {"txl_lightning", "state_dict", "global_step"}
     if not isinstance(contents, dict) or not needed <= contents.keys():
@@ -231,7 +232,7 @@ def _drop_options_of_other_corpora(data: dict[str, Any]) -> None:
 
 @contextmanager
 def naming(option: str, path: str | Path) -> Iterator[None]:
-    """Name the option and the file in an error about the contents of the file."""
+    """Name the option and the file in an error about the file's contents."""
     try:
         yield
     except OptionError as error:
@@ -240,7 +241,7 @@ def naming(option: str, path: str | Path) -> Iterator[None]:
         raise OptionError(option, path, str(error)) from error
     except UserError as error:
         raise OptionError(option, path, str(error)) from error
-    except Exception as error:  # of any library that reads a file which somebody else wrote
+    except Exception as error:  # from any library that reads a file which somebody else wrote
         words = f"cannot be used ({type(error).__name__}: {error})".split()
         raise OptionError(
             option,
@@ -250,11 +251,11 @@ def naming(option: str, path: str | Path) -> Iterator[None]:
 
 
 def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
-    """Load the model of a checkpoint, with the config and vocabulary of its run: how Python code opens a checkpoint.
+    """Load a checkpoint's model, with its run's config and vocabulary: how Python code opens a checkpoint.
 
     Args:
-        path: path of the checkpoint.
-        option: name of the command-line option that gave the path, for errors.
+        path: checkpoint path.
+        option: command-line option that gave the path, for errors.
 
     Raises:
         OptionError: as `read_checkpoint`.
@@ -263,7 +264,7 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
 
 
 def model_of(checkpoint: Checkpoint, strict: bool = True) -> TrainedModel:
-    """Load the model of an opened checkpoint; `strict=False` leaves out weights that it lacks or has too many."""
+    """Load an opened checkpoint's model; `strict=False` ignores missing and surplus weights."""
     new_model = make_model(checkpoint.config, len(checkpoint.vocabulary))
     model = checkpoint.load_into(new_model, strict)
     return TrainedModel(
@@ -283,28 +284,28 @@ def checkpoint_corpus(
     option: str = "checkpoint",
     whole: bool = False,
 ) -> Corpus:
-    """Load the corpus a run was trained on, or encode the text `data_path` with the vocabulary of the run.
+    """Load the corpus a run was trained on, or encode the text `data_path` with the run's vocabulary.
 
-    For a run with `memory.reset=document` the first token of every document is marked. A text that has changed since
-    training is reported on stderr: its test split may have been trained on.
+    With `memory.reset=document` each document's first token is marked. A text that has changed since training is
+    reported on stderr: its test split may have been trained on.
 
     Args:
-        trained: contents of the checkpoint.
-        checkpoint: path of the checkpoint, for errors.
-        data_path: the files of the run where they are now, or others: of text, split as `data=file` does, or of ids.
-            A word that is not in the vocabulary becomes `<unk>`. For a model of lm1b every line is a sentence, with
-            `<S>` as in its corpus.
-        option: name of the command's option for checkpoints.
+        trained: the checkpoint's contents.
+        checkpoint: checkpoint path, for errors.
+        data_path: the run's files where they are now, or others: text, split as `data=file` does, or ids.
+            Out-of-vocabulary words become `<unk>`. For a model trained on lm1b every line is a sentence, with `<S>` as
+            in its corpus.
+        option: the command's option for checkpoints.
         whole: `data_path` is one split, `WHOLE`.
 
     Raises:
-        OptionError: `data_path` cannot be read or has a character that is not in the vocabulary, or the corpus
-            of the run now has another vocabulary.
-        UserError: the corpus of the run cannot be loaded.
+        OptionError: `data_path` cannot be read or has a character missing from the vocabulary, or the run's corpus now
+            has another vocabulary.
+        UserError: the run's corpus cannot be loaded.
     """
     if data_path is not None:
         return _encoded_text(trained, data_path, whole)
-    # The vocabulary of the checkpoint needs neither the tokenizer's file nor its training, and no names of ids.
+    # The checkpoint's vocabulary needs neither the tokenizer's file nor its training, and no names for ids.
     vocabulary = None
     if trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS:
         vocabulary = trained.vocabulary
@@ -334,7 +335,7 @@ REPORTED: set[tuple[str | None, str]] = set()  # checksums at training and now, 
 
 
 def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
-    """Return whether `data_path` is given, names no splits, and is not the text of a model's training.
+    """Return whether `data_path` is given, names no splits, and is not the model's training text.
 
     Such a text is read whole, a training's text by its splits.
     """
@@ -345,9 +346,9 @@ def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
 
 
 def _text_options(trained: TrainedModel, data_path: Any) -> tuple[FileData, bool]:
-    """Return the options that read `data_path`, and whether this is the text of the training.
+    """Return the options that read `data_path`, and whether this is the training text.
 
-    Type and column of the run's own files are the run's.
+    Type and column for the run's files are the run's.
     """
     run = trained.config.data
     text = file_data(run, data_path, trained.vocabulary.level)

@@ -1,4 +1,4 @@
-"""Units of a loss: nats, bits and perplexity; the memory that a process needed."""
+"""Loss units: nats, bits and perplexity; the memory that a process needed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LARGE = 1e6
 
 
 class Unit(NamedTuple):
-    """Unit of a loss.
+    """A loss unit.
 
     Args:
         name: name in words.
         words: a value in words, `{}` for its number.
         digits: digits after the point.
-        tolerance: half of the last digit of Table 6.
+        tolerance: half the last digit in Table 6.
     """
 
     name: str
@@ -40,27 +40,26 @@ UNITS = {  # in the order in which they are shown
     "ppl": Unit("perplexity", "perplexity {}", 2, tolerance=0.005),
     "bpt": Unit("bits per token", "{} bits per token", 4),
     "bpb": Unit("bits per byte", "{} bits per byte", 4),
-    "ppl_word": Unit("perplexity per word", "{} per word", 1),
 }
 UNITS_OF_LEVELS = {"char": "bpc", "byte": "bpb"}
 
 
 def loss_unit(level: str) -> str:
-    """Return the unit of losses: `ppl` for words, ids and the tokens of BPE, `bpc` for characters, `bpb` for bytes.
+    """Return the losses' unit: `ppl` for words, ids and BPE tokens, `bpc` for characters, `bpb` for bytes.
 
     Args:
-        level: level of the tokens: byte, char, word, bpe, ids, or token for the pieces of another tokenizer.
+        level: token level: byte, char, word, bpe, ids, or token for another tokenizer's pieces.
     """
     return UNITS_OF_LEVELS.get(level, "ppl")
 
 
 def unit_name(level: str) -> str:
-    """Return the unit of losses in words: see `loss_unit`."""
+    """Return the losses' unit in words: see `loss_unit`."""
     return UNITS[loss_unit(level)].name
 
 
 def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -> dict[str, float]:
-    """Return the metrics of a mean loss: `nll`, `ppl` or `bpc`, for ids also `bpt`, and `bpb`, which compares levels.
+    """Return a mean loss's metrics: `nll`, `ppl` or `bpc`, for ids also `bpt`, and `bpb`, which compares levels.
 
     bpc = bpt = nll / ln 2        bpb = nll / ln 2 / bytes per token
     ppl = exp nll (infinite from nll = 700, where float64 nearly overflows)
@@ -83,7 +82,7 @@ def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -
 
 
 def errors_by_unit(error: float | None, nll: float, level: str) -> dict[str, float | None]:
-    """Convert a standard error in nats to the unit of the level: d bpc = d bpb = d nll / ln 2, d ppl = ppl · d nll."""
+    """Convert a standard error in nats to the level's unit: d bpc = d bpb = d nll / ln 2, d ppl = ppl · d nll."""
     unit = loss_unit(level)
     if error is None:
         return {"nll": None, unit: None}
@@ -94,13 +93,11 @@ def errors_by_unit(error: float | None, nll: float, level: str) -> dict[str, flo
 
 
 def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
-    """Return the units of a loss to show: `bpc` or `ppl`, `bpt` of ids, `bpb` where it is known and not the same.
-
-    Of subwords also `ppl_word`, the perplexity per word.
+    """Return the loss units to show: `bpc` or `ppl`, `bpt` for ids, `bpb` where it is known and differs.
 
     Args:
         values: metrics by name.
-        prefix: of their names, such as `val/`.
+        prefix: before their names, such as `val/`.
     """
     units = [unit for unit in UNITS if f"{prefix}{unit}" in values]
     if units == ["bpc", "bpb"] and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]:
@@ -109,7 +106,7 @@ def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most memory so far, in bytes: tensors on a GPU, or resident memory of this process on a CPU."""
+    """Return the most memory so far, in bytes: tensors on a GPU, or this process's resident memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

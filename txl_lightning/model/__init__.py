@@ -1,4 +1,4 @@
-"""The model, its memory, inference, baselines and the checkpoints of other implementations; tensors only."""
+"""The model, its memory, inference, baselines and other implementations' checkpoints; tensors only."""
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel, RecurrentState

@@ -1,8 +1,8 @@
-"""Multi-head attention of a segment over its memory and itself, with the score A_ij of section 3.3.
+"""Multi-head attention from a segment to its memory and itself, with the score A_ij of section 3.3.
 
-Read in this order: `scores` is A_ij as it stands in the paper. `attend` chooses how the softmax
-over it is computed. `Attention` projects the layer's inputs to queries, keys and values, and the
-encoding (encodings.py) supplies u, v and the vectors r of the distances.
+Read in this order: `scores` is A_ij as it stands in the paper. `attend` chooses how to compute the softmax over it.
+`Attention` projects the layer's inputs to queries, keys and values, and the encoding (encodings.py) supplies u, v and
+the distances' vectors r.
 """
 
 from __future__ import annotations
@@ -24,9 +24,20 @@ from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.gpu import is_eager_on_cpu
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, relative_shift, rotate
+from txl_lightning.model.shapes import (
+    DistanceBiases,
+    DistanceVectors,
+    HeadBias,
+    Heads,
+    Hidden,
+    Keys,
+    KeysValues,
+    Scores,
+    States,
+)
 
-# Queries of a block in training on a CPU: larger blocks compute more scores of hidden keys, smaller
-# ones need more calls.
+# Queries per block in training on a CPU: larger blocks compute more scores for hidden keys, smaller ones need more
+# calls.
 TRAINING_BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
 # Without a gradient no block is computed twice, so smaller ones pay.
 EVALUATION_BLOCK = 64
@@ -35,14 +46,14 @@ KERNELS_WITH_BIAS_GRADIENT = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def scores(
-    q_HBTE: Float[Tensor, "H B T E"],
-    k_HBKE: Float[Tensor, "H B K E"],
-    r_HSE: Float[Tensor, "H S E"] | None,
-    u_HE: Float[Tensor, "H E"] | None,
-    v_HE: Float[Tensor, "H E"] | None,
-    bias_HS: Float[Tensor, "H S"] | None = None,
+    q_HBTE: Heads,
+    k_HBKE: Keys,
+    r_HSE: DistanceVectors | None,
+    u_HE: HeadBias | None,
+    v_HE: HeadBias | None,
+    bias_HS: DistanceBiases | None = None,
     terms: str = "abcd",
-) -> Float[Tensor, "H B T K"]:
+) -> Scores:
     """Return A_ij of section 3.3 for all keys: a causal mask must hide the later ones.
 
         A_ij = (q_i·k_j + u·k_j + q_i·r_{i-j} + v·r_{i-j}) / sqrt(E)
@@ -51,11 +62,10 @@ def scores(
     Args:
         q_HBTE: queries W_q h.
         k_HBKE: keys W_{k,E} h.
-        r_HSE: r_s = W_{k,R} R_s, or a trained vector, of the distances s = K, …, 0; None if no term
-            reads them.
+        r_HSE: r_s = W_{k,R} R_s, or a trained vector, for the distances s = K, …, 0; None if no term reads them.
         u_HE: content bias; None without (c).
         v_HE: position bias; None without (d).
-        bias_HS: biases of the distances, in place of v·r_s; None for none.
+        bias_HS: biases by distance, instead of v·r_s; None for none.
         terms: switches (a) and (b). To switch off (c), pass no u; for (d), no v and no bias.
     """
     content_HBTE, position_HBTK = content_and_position(
@@ -68,15 +78,15 @@ def scores(
 
 
 def content_and_position(
-    q_HBTE: Float[Tensor, "H B T E"],
-    r_HSE: Float[Tensor, "H S E"] | None,
-    u_HE: Float[Tensor, "H E"] | None,
-    v_HE: Float[Tensor, "H E"] | None,
-    bias_HS: Float[Tensor, "H S"] | None,
+    q_HBTE: Heads,
+    r_HSE: DistanceVectors | None,
+    u_HE: HeadBias | None,
+    v_HE: HeadBias | None,
+    bias_HS: DistanceBiases | None,
     n_keys: int,
     terms: str,
     pads_distances: bool = True,
-) -> tuple[Float[Tensor, "H B T E"], Float[Tensor, "H B_or_1 T K"] | None]:
+) -> tuple[Heads, Float[Tensor, "H B_or_1 T K"] | None]:
     """Return the two parts of `scores`: queries for (a) + (c), and (b) + (d) by key.
 
         (q_i + u) / sqrt(E)                  its product with key j is (a) + (c)
@@ -84,16 +94,16 @@ def content_and_position(
 
     Args:
         q_HBTE: queries.
-        r_HSE: vectors of the distances K, …, 0.
+        r_HSE: vectors for the distances K, …, 0.
         u_HE: content bias.
         v_HE: position bias.
-        bias_HS: biases of the distances, in place of v·r_s.
+        bias_HS: biases by distance, instead of v·r_s.
         n_keys: K.
-        terms: letters of the terms.
-        pads_distances: whether a GPU may append rows of zeros to r. They change the scores of later
-            keys, which a causal mask must then hide.
+        terms: the terms' letters.
+        pads_distances: whether a GPU may append rows with zeros to r. They change later keys' scores, which a causal
+            mask must then hide.
     """
-    scale = q_HBTE.shape[-1] ** -0.5  # of queries and biases, which are smaller than scores
+    scale = q_HBTE.shape[-1] ** -0.5  # for queries and biases, which are smaller than scores
     query_HBTE = q_HBTE * scale
     content = _with_bias(query_HBTE if "a" in terms else None, u_HE, scale)
     if content is None:
@@ -105,7 +115,7 @@ def content_and_position(
     if query is not None and r_HSE is not None:
         has_free_rows = pads_distances and by_distance is None
         r_HSE = gpu.aligned_matrix(r_HSE, pads_rows=has_free_rows)
-        # r is the same for all streams, so their queries are the rows of one product per head.
+        # r is the same for all streams, so their queries are rows in one product per head.
         product = gpu.aligned(query).flatten(1, 2) @ r_HSE.mT
         by_distance = product if by_distance is None else product.add_(by_distance)
     position_HBTK = None
@@ -134,20 +144,20 @@ def _by_key(by_distance_HXS: Tensor, T: int, n_keys: int) -> Float[Tensor, "H B_
 
 
 class AttentionInputs(NamedTuple):
-    """Queries, keys, values and positions of one attention; `scores` explains all but the values."""
+    """Queries, keys, values and positions in one attention; `scores` explains all except the values."""
 
-    q_HBTE: Float[Tensor, "H B T E"]
-    k_HBKE: Float[Tensor, "H B K E"]
-    values_HBKE: Float[Tensor, "H B K E"]
-    r_HSE: Float[Tensor, "H S E"] | None
-    u_HE: Float[Tensor, "H E"] | None
-    v_HE: Float[Tensor, "H E"] | None
-    bias_HS: Float[Tensor, "H S"] | None
+    q_HBTE: Heads
+    k_HBKE: Keys
+    values_HBKE: Keys
+    r_HSE: DistanceVectors | None
+    u_HE: HeadBias | None
+    v_HE: HeadBias | None
+    bias_HS: DistanceBiases | None
     terms: str
     visible: VisibleKeys
 
     def block(self, first: int, end: int) -> AttentionInputs:
-        """Keep the queries `first` to `end`, the keys up to the last of them, and their distances."""
+        """Keep the queries `first` to `end`, the keys up to the last query, and their distances."""
         n_keys = self.k_HBKE.shape[2] - self.q_HBTE.shape[2] + end
         r_HSE = self.r_HSE
         if r_HSE is not None:
@@ -165,8 +175,8 @@ class AttentionInputs(NamedTuple):
         )
 
 
-def attend(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"]:
-    """Return Σ_j softmax_j(A_i) value_j over the visible keys j, with dropout of the probabilities.
+def attend(inputs: AttentionInputs, dropout: Dropout) -> Heads:
+    """Return Σ_j softmax_j(A_i) value_j over the visible keys j, with dropout on the probabilities.
 
         on a GPU, or compiled                   `attend_with_kernel`
         on a CPU, with gradient or dropout      `attend_as_written`, in blocks of queries
@@ -187,20 +197,20 @@ def attend(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"
     return _attend_in_blocks(attend_with_kernel, inputs, dropout, EVALUATION_BLOCK)
 
 
-def attend_as_written(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"]:
+def attend_as_written(inputs: AttentionInputs, dropout: Dropout) -> Heads:
     """Return dropout(softmax(A + mask)) · values, with A from `scores`."""
     probabilities_HBTK = dropout(masked_scores(inputs).softmax(-1))
     return probabilities_HBTK.to(inputs.values_HBKE.dtype) @ inputs.values_HBKE
 
 
-def masked_scores(inputs: AttentionInputs) -> Float[Tensor, "H B T K"]:
+def masked_scores(inputs: AttentionInputs) -> Scores:
     """Return A_ij, and -inf where a key is hidden."""
     x = inputs
     scores_HBTK = scores(x.q_HBTE, x.k_HBKE, x.r_HSE, x.u_HE, x.v_HE, x.bias_HS, x.terms)
     return scores_HBTK.add_(x.visible.mask_TK.to(scores_HBTK.dtype))
 
 
-def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"]:
+def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Heads:
     """Compute `attend_as_written` by torch's scaled_dot_product_attention, which stores no probabilities.
 
     Its bias holds (b), (d) and the mask.
@@ -244,8 +254,8 @@ def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Float[Tenso
 def _attend_with_gradient(inputs: AttentionInputs, dropout: Dropout) -> Tensor:
     """Attend as written, in blocks of queries.
 
-    In float32 and float64 the backward pass computes the probabilities of several blocks again,
-    which costs less than the left-out keys save. In bfloat16 it does not.
+    In float32 and float64 the backward pass computes the probabilities again for several blocks. This costs less than
+    the left-out keys save. In bfloat16 it does not.
     """
     dtype, T = inputs.values_HBKE.dtype, inputs.q_HBTE.shape[2]
     size = TRAINING_BLOCK.get(dtype, T)
@@ -279,7 +289,7 @@ def _attend_in_blocks(
 
 
 class Attention(nn.Module):
-    """Attention with the terms of A_ij that `config.active_terms` names (section 3.3).
+    """Attention with the terms in A_ij that `config.active_terms` names (section 3.3).
 
         Y_i = Σ_j softmax_j(A_i) W_v h_j        A_ij: see `scores`
 
@@ -307,7 +317,7 @@ class Attention(nn.Module):
         self.has_queries = bool(set("ab") & terms)
         self.has_keys = bool(set("ac") & terms)
         n_matrices = self.has_queries + self.has_keys + 1
-        self.stacked = {"qkv.weight": n_matrices}  # Muon updates each of these matrices alone
+        self.stacked = {"qkv.weight": n_matrices}  # Muon updates each matrix separately
         self.qkv = gpu.Linear(config.d_model, n_matrices * width, bias=False)
         self.position = None
         if config.kind.projects and set("bd") & terms:
@@ -317,40 +327,39 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
+        hidden_BTD: Hidden,
+        memory_BMD: States,
         positions: LayerPositions,
         visible: VisibleKeys,
-    ) -> Float[Tensor, "B T D"]:
-        """Attend from every token of the segment to the keys that it may attend to.
+    ) -> Hidden:
+        """Attend from every token in the segment to the keys that it may attend to.
 
-        The weights of keys and values get gradients through the memory. Its states carry none
-        (`Memory.update` stops it), except those that earlier segments of the same training step
-        appended (`memory.gradient_segments`).
+        The weights for keys and values get gradients through the memory. Its states carry none (`Memory.update` stops
+        it), except those that earlier segments in the same training step appended (`memory.gradient_segments`).
 
         Args:
-            hidden_BTD: input of the layer, after LayerNorm where the layer is pre-norm.
-            memory_BMD: earlier inputs of the layer, after the same LayerNorm; in the last layer of
-                a call with `n_last` also the segment's first tokens, with gradient.
-            positions: u, v and the encoding of the distances K, …, 0.
+            hidden_BTD: the layer's input, after LayerNorm where the layer is pre-norm.
+            memory_BMD: the layer's earlier inputs, after the same LayerNorm; in the last layer, in a call with
+                `n_last`, also the segment's first tokens, with gradient.
+            positions: u, v and the encoding for the distances K, …, 0.
             visible: keys that the queries may attend to.
         """
         return self.combine_heads(self.heads(hidden_BTD, memory_BMD, positions, visible))
 
     def heads(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
+        hidden_BTD: Hidden,
+        memory_BMD: States,
         positions: LayerPositions,
         visible: VisibleKeys,
-    ) -> Float[Tensor, "H B T E"]:
-        """Return the output of every head, before the output projection; arguments as for `forward`."""
+    ) -> Heads:
+        """Return every head's output, before the output projection; arguments as for `forward`."""
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
         return self.attend(q_HBTE, kv_PHBKE, positions, visible)
 
     def project(
-        self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"] | None = None
-    ) -> tuple[Float[Tensor, "H B T E"], Float[Tensor, "P H B K E"]]:
+        self, hidden_BTD: Hidden, memory_BMD: States | None = None
+    ) -> tuple[Heads, KeysValues]:
         """Project the segment to queries W_q h, memory and segment to keys W_{k,E} h and values W_v h.
 
         The queries are zeros if no term needs them. P = 2 is keys and values; P = 1 is values
@@ -358,7 +367,7 @@ class Attention(nn.Module):
         """
         P = self.has_keys + 1
         qkv = self._by_head(self.qkv(hidden_BTD))
-        # A split: the backward of slices would first zero a whole gradient of qkv for each.
+        # A split: the backward pass of slices would first zero a whole qkv gradient for each.
         q_1HBTE, kv_PHBKE = qkv.split([len(qkv) - P, P])
         if memory_BMD is not None and memory_BMD.shape[1]:
             kv_PHBKE = torch.cat([self._memory_keys_values(memory_BMD), kv_PHBKE], dim=3)
@@ -366,7 +375,7 @@ class Attention(nn.Module):
             return torch.zeros_like(qkv[0]), kv_PHBKE
         return q_1HBTE.squeeze(0), kv_PHBKE
 
-    def _memory_keys_values(self, memory_BMD: Float[Tensor, "B M D"]) -> Float[Tensor, "P H B M E"]:
+    def _memory_keys_values(self, memory_BMD: States) -> Float[Tensor, "P H B M E"]:
         """Project the memory. A plain `qkv` computes no queries; a wrapped or hooked one is called."""
         P = self.has_keys + 1
         if is_plain(self.qkv):
@@ -379,11 +388,11 @@ class Attention(nn.Module):
 
     def attend(
         self,
-        q_HBTE: Float[Tensor, "H B T E"],
-        kv_PHBKE: Float[Tensor, "P H B K E"],
+        q_HBTE: Heads,
+        kv_PHBKE: KeysValues,
         positions: LayerPositions,
         visible: VisibleKeys,
-    ) -> Float[Tensor, "H B T E"]:
+    ) -> Heads:
         """Return Σ_j softmax_j(A_i) value_j for all heads."""
         x = self.attention_inputs(q_HBTE, kv_PHBKE, positions, visible)
         if self.kernel is None:
@@ -403,15 +412,15 @@ class Attention(nn.Module):
 
     def attention_inputs(
         self,
-        q_HBTE: Float[Tensor, "H B T E"],
-        kv_PHBKE: Float[Tensor, "P H B K E"],
+        q_HBTE: Heads,
+        kv_PHBKE: KeysValues,
         positions: LayerPositions,
         visible: VisibleKeys,
         terms: str | None = None,
     ) -> AttentionInputs:
         """Return what `scores` reads, with queries and keys rotated if the encoding rotates them."""
-        # `unbind`, because the backward pass of an index allocates a gradient for all parts. With
-        # P = 1 no term reads the keys.
+        # `unbind`, because an index's backward pass allocates a gradient for all parts. With P = 1 no term reads the
+        # keys.
         keys_and_values = kv_PHBKE.unbind()
         k_HBKE = keys_and_values[0]
         if positions.rotation_2SE is not None:
@@ -429,15 +438,15 @@ class Attention(nn.Module):
             visible,
         )
 
-    def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
-        """Return r_s = W_{k,R} R_s, or the trained vectors, of the distances K, …, 0; None for none."""
+    def distance_vectors(self, positions: LayerPositions) -> DistanceVectors | None:
+        """Return r_s = W_{k,R} R_s, or the trained vectors, for the distances K, …, 0; None for none."""
         if self.position is None or positions.sinusoids_SD is None:
             return positions.table_HSE
         projected_SHE = self.position(positions.sinusoids_SD).unflatten(-1, (self.n_head, -1))
         return projected_SHE.transpose(0, 1).contiguous()
 
-    def combine_heads(self, heads_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
-        """Concatenate the heads of every token and project them to the output."""
+    def combine_heads(self, heads_HBTE: Heads) -> Hidden:
+        """Concatenate every token's heads and project them to the output."""
         # Always a copy: an exported program must not depend on the order that a kernel gives the
         # axes.
         heads_BTHE = heads_HBTE.permute(1, 2, 0, 3).clone(memory_format=torch.contiguous_format)
@@ -446,23 +455,23 @@ class Attention(nn.Module):
 
     def logits(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
+        hidden_BTD: Hidden,
+        memory_BMD: States,
         positions: LayerPositions,
         visible: VisibleKeys,
         terms: str | None = None,
-    ) -> Float[Tensor, "H B T K"]:
-        """Return the argument of the softmax in `forward`: A_ij, and -inf where a key is hidden.
+    ) -> Scores:
+        """Return the argument to the softmax in `forward`: A_ij, and -inf where a key is hidden.
 
         Args:
-            hidden_BTD: input of the layer, as in `forward`.
-            memory_BMD: earlier inputs of the layer.
-            positions: u, v and the encoding of the distances.
+            hidden_BTD: the layer's input, as in `forward`.
+            memory_BMD: the layer's earlier inputs.
+            positions: u, v and the distances' encoding.
             visible: keys that the queries may attend to.
             terms: only these terms (Figure 7); the logits of single terms add up to the whole.
 
         Raises:
-            ValueError: the attention lacks one of the terms.
+            ValueError: the attention lacks a term.
         """
         if terms is not None:
             if not set(terms) <= set(self.terms):

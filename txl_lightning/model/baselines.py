@@ -1,4 +1,4 @@
-"""Recurrent baselines of the paper's Table 8: LSTM and QRNN language models with a carried state."""
+"""Recurrent baselines for the paper's Table 8: LSTM and QRNN language models with a carried state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +15,7 @@ from txl_lightning.model.embedding import make_embedding, make_softmax
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, initialize
 from txl_lightning.model.memory import CarriedState
+from txl_lightning.model.shapes import Counts, Hidden, LayerState, Requested, Tokens
 
 
 class LSTMLayer(nn.Module):
@@ -23,16 +24,15 @@ class LSTMLayer(nn.Module):
         i, f, o = σ(W x_t + U h_{t-1} + b)      g = tanh(W x_t + U h_{t-1} + b)
         c_t = f ⊙ c_{t-1} + i ⊙ g               h_t = o ⊙ tanh(c_t)
 
-    In training elements of U are dropped with probability `weight_dropout`, one mask for all tokens
-    and streams of a segment (Merity et al. 2018, §2). Weights start as in torch, uniform in
-    ±1/sqrt(D).
+    In training elements in U are dropped with probability `weight_dropout`, one mask for all tokens and streams in a
+    segment (Merity et al. 2018, §2). Weights start as in torch, uniform in ±1/sqrt(D).
 
-    Under autocast it stays in single precision: on a GPU torch would compute it in float16 whatever
-    type was asked for, and without a scaled loss most of its gradients would be zero.
+    Under autocast it stays in single precision: on a GPU torch would compute it in float16 whatever type was asked for,
+    and without a scaled loss most gradients would be zero.
 
     Args:
-        d_model: D, width of x and of h.
-        weight_dropout: probability at the elements of U.
+        d_model: D, width of x and h.
+        weight_dropout: dropout probability for elements in U.
     """
 
     stacked: ClassVar = {
@@ -47,16 +47,16 @@ class LSTMLayer(nn.Module):
 
     def forward(
         self,
-        x_BTD: Float[Tensor, "B T D"],
-        previous_BD: Float[Tensor, "B D"],
-        cell_BD: Float[Tensor, "B D"],
-    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
-        """Return h of every token, the last h and the last c; the next segment starts from these two.
+        x_BTD: Hidden,
+        previous_BD: LayerState,
+        cell_BD: LayerState,
+    ) -> tuple[Hidden, LayerState, LayerState]:
+        """Return every token's h, the last h and the last c; the next segment starts from these two.
 
         Args:
-            x_BTD: inputs of T consecutive tokens.
-            previous_BD: h of the token before them.
-            cell_BD: c of the token before them.
+            x_BTD: inputs for T consecutive tokens.
+            previous_BD: h at the token before them.
+            cell_BD: c at the token before them.
         """
         start = (previous_BD.to(cell_BD.dtype)[None], cell_BD[None])
         x_BTD = x_BTD.to(cell_BD.dtype)
@@ -77,13 +77,13 @@ class LSTMLayer(nn.Module):
 def lstm_with_weights(
     x_BTD: Tensor, start: tuple[Tensor, Tensor], weights: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Call `torch.lstm`, the undocumented function of nn.LSTM, for one batch-first layer in training.
+    """Call `torch.lstm`, the undocumented function behind nn.LSTM, for one batch-first layer in training.
 
     Calling the module with other weights (functional_call) would lay out all its weights again on a
     GPU at every segment, and keep the segment's graph alive.
 
     Args:
-        x_BTD: inputs of T tokens.
+        x_BTD: inputs for T tokens.
         start: h and c before them, 1 × B × D.
         weights: input-to-hidden and hidden-to-hidden weights, then their biases.
     """
@@ -101,18 +101,18 @@ def lstm_with_weights(
 
 
 class QRNNLayer(nn.Module):
-    """Quasi-recurrent layer: a convolution of window 2 over time and fo-pooling (Bradbury et al. 2016, §2).
+    """Quasi-recurrent layer: a convolution over two tokens and fo-pooling (Bradbury et al. 2016, §2).
 
         z_t = tanh(W_z x_t + V_z x_{t-1} + b_z)     f_t = σ(W_f x_t + …)     o_t = σ(W_o x_t + …)
         c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t       h_t = o_t ⊙ c_t
 
-    AWD-QRNN (Merity et al. 2018) has window 2 in its first layer only; here all layers have it, as
-    in the QRNN paper. In training elements of the weights are dropped with probability
-    `weight_dropout`, one mask per segment. Weights start as in torch's Linear.
+    AWD-QRNN (Merity et al. 2018) has window 2 in its first layer only; here all layers have it, as in the QRNN paper.
+    In training elements in the weights are dropped with probability `weight_dropout`, one mask per segment. Weights
+    start as in torch's Linear.
 
     Args:
-        d_model: D, width of x and of h.
-        weight_dropout: probability at the elements of all W and V.
+        d_model: D, width of x and h.
+        weight_dropout: dropout probability for elements in all W and V.
     """
 
     stacked: ClassVar = {"gates.weight": 3}
@@ -124,19 +124,18 @@ class QRNNLayer(nn.Module):
 
     def forward(
         self,
-        x_BTD: Float[Tensor, "B T D"],
-        previous_BD: Float[Tensor, "B D"],
-        cell_BD: Float[Tensor, "B D"],
-    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
-        """Return h of every token, the last x and the last c; the next segment starts from these two.
+        x_BTD: Hidden,
+        previous_BD: LayerState,
+        cell_BD: LayerState,
+    ) -> tuple[Hidden, LayerState, LayerState]:
+        """Return every token's h, the last x and the last c; the next segment starts from these two.
 
-        The pooling is computed in the type of `cell_BD`, so that under autocast it stays in single
-        precision.
+        The pooling is computed in the type that `cell_BD` has, so under autocast it stays in single precision.
 
         Args:
-            x_BTD: inputs of T consecutive tokens.
-            previous_BD: x of the token before them.
-            cell_BD: c of the token before them.
+            x_BTD: inputs for T consecutive tokens.
+            previous_BD: x at the token before them.
+            cell_BD: c at the token before them.
         """
         shifted_BTD = torch.cat([previous_BD[:, None].to(x_BTD.dtype), x_BTD[:, :-1]], dim=1)
         window = torch.cat([x_BTD, shifted_BTD], dim=-1)
@@ -149,10 +148,10 @@ class QRNNLayer(nn.Module):
 
 
 def forget_mult(
-    forget_BTD: Float[Tensor, "B T D"],
-    candidate_BTD: Float[Tensor, "B T D"],
-    cell_BD: Float[Tensor, "B D"],
-) -> Float[Tensor, "B T D"]:
+    forget_BTD: Hidden,
+    candidate_BTD: Hidden,
+    cell_BD: LayerState,
+) -> Hidden:
     """Compute c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t for t = 1 … T in log T steps (Bradbury et al. 2016, eq. 3).
 
     Args:
@@ -186,9 +185,9 @@ class _LinearRecurrence(torch.autograd.Function):
 def _scan(f: Tensor, u: Tensor) -> Tensor:
     """Compute the recurrence by halving (Blelloch 1990): two neighbouring steps are merged into one.
 
-    y_{t+1} = (f_{t+1} f_t) y_{t-1} + (f_{t+1} u_t + u_{t+1}): every second y is a recurrence of
-    half the length, and the others follow from them in one step. There are O(T) products and no
-    division, so gates that are almost 0 or 1 lose no precision.
+    y_{t+1} = (f_{t+1} f_t) y_{t-1} + (f_{t+1} u_t + u_{t+1}): every second y is a recurrence with half the length, and
+    the rest follow from them in one step. There are O(T) products and no division, so gates that are almost 0 or 1 lose
+    no precision.
     """
     T = u.shape[1]
     if T == 1:
@@ -211,10 +210,10 @@ LAYERS: dict[str, type[LSTMLayer] | type[QRNNLayer]] = {"lstm": LSTMLayer, "qrnn
 
 @dataclass
 class RecurrentState(CarriedState):
-    """State of all layers between two segments: a value without gradient, like `Memory`.
+    """All layers' state between two segments: a value without gradient, like `Memory`.
 
     Args:
-        previous: output h of an LSTM layer, or input x of a QRNN layer, at the last token.
+        previous: an LSTM layer's output h, or a QRNN layer's input x, at the last token.
         cells: c at the last token.
     """
 
@@ -228,13 +227,12 @@ class RecurrentState(CarriedState):
 
 
 class RecurrentLanguageModel(ScoringModel, nn.Module):
-    """N layers of LSTM or QRNN between the embedding and the softmax that Transformer-XL has too.
+    """N LSTM or QRNN layers between the embedding and the softmax that Transformer-XL has too.
 
         nll, state = model.score(tokens, targets, state)
 
-    Backpropagation is truncated at the start of the segment: no gradient enters a carried state.
-    Embedding and softmax are initialized as in Transformer-XL, from N(0, 0.02²) with zero biases,
-    the layers as in torch.
+    Backpropagation is truncated at the segment's start: no gradient enters a carried state. Embedding and softmax are
+    initialized as in Transformer-XL, from N(0, 0.02²) with zero biases, the layers as in torch.
 
     Args:
         config: architecture.
@@ -266,7 +264,7 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         return self
 
     def start_memory(self, batch_size: int, static: bool = False) -> RecurrentState:
-        """Return zeros, the state before the first token of B streams; its shape never changes, `static` or not."""
+        """Return zeros, the state before B streams' first tokens; its shape never changes, `static` or not."""
         zeros = next(self.parameters()).new_zeros(
             self.config.n_layer, batch_size, self.config.d_model
         )
@@ -274,26 +272,25 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
 
     def forward(
         self,
-        tokens_BT: Int[Tensor, "B T"] | None = None,
+        tokens_BT: Tokens | None = None,
         state: RecurrentState | None = None,
         n_last: int | None = None,
         *,
-        inputs_BTD: Float[Tensor, "B T D"] | None = None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> tuple[Float[Tensor, "B Q D"], RecurrentState]:
-        """Return the outputs of the last layer, after dropout, and the state after the last token.
+        inputs_BTD: Hidden | None = None,
+        lengths_B: Counts | None = None,
+    ) -> tuple[Requested, RecurrentState]:
+        """Return the last layer's outputs, after dropout, and the state after the last token.
 
         Args:
-            tokens_BT: T consecutive tokens of B streams.
-            state: returned for the previous segment; None for the start of the streams.
-            n_last: Q, the number of tokens, counted from the last, whose outputs are returned; None
-                for all.
-            inputs_BTD: what takes the place of the scaled embeddings, instead of tokens.
-            lengths_B: None: it takes no streams of unequal length.
+            tokens_BT: T consecutive tokens in B streams.
+            state: returned for the previous segment; None at the streams' start.
+            n_last: Q, how many last tokens' outputs are returned; None for all.
+            inputs_BTD: used instead of tokens and their scaled embeddings.
+            lengths_B: None: all streams must have equal length.
 
         Raises:
             OptionError: `lengths_B` is given.
-            ValueError: the state is of another number of streams; see also `embed`.
+            ValueError: the state has another number of streams; see also `embed`.
         """
         hidden_BTD = self.dropout(self.embed(tokens_BT, inputs_BTD, lengths_B))
         B = len(hidden_BTD)
@@ -313,7 +310,7 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
             hidden_BTD, previous_BD, cell_BD = layer(hidden_BTD, previous_NBD[n], cells_NBD[n])
             previous.append(previous_BD)
             cells.append(cell_BD)
-        # Autocast computes the layers in another type; the state keeps the type of the weights.
+        # Autocast computes the layers in another type; the state keeps the weights' type.
         dtype = cells_NBD.dtype
         after = replace(
             state,

@@ -19,6 +19,7 @@ from txl_lightning.config.architecture import Architecture
 from txl_lightning.errors import OptionError
 from txl_lightning.model.gpu import aligned, aligned_product, is_eager_on_cpu
 from txl_lightning.model.layers import draw_normal
+from txl_lightning.model.shapes import Hidden, LogProbabilities, Losses, Tokens
 
 
 def cluster_sizes(config: Architecture) -> list[int]:
@@ -28,14 +29,14 @@ def cluster_sizes(config: Architecture) -> list[int]:
 
 
 class TokenEmbedding(nn.Module):
-    """Embedding of tokens in D dimensions, times sqrt(D).
+    """Token embedding in D dimensions, times sqrt(D).
 
     With `div_val` = 1 there is one table V × d_embed, with a projection to D if the widths differ. With `div_val` > 1
-    cluster i (tokens between two cut-offs) has a table of width d_embed / div_val^i and a projection; as in the
+    cluster i (tokens between two cut-offs) has a table with width d_embed / div_val^i and a projection; as in the
     paper's code cluster 0 has one even if the widths are equal.
 
     Args:
-        config: V, D, and the widths and cut-offs of the clusters.
+        config: V, D, and the clusters' widths and cut-offs.
     """
 
     def __init__(self, config: Architecture) -> None:
@@ -64,30 +65,30 @@ class TokenEmbedding(nn.Module):
         return pairwise(self.edges)
 
     def cluster_of(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-        """Return the number of each token's cluster."""
+        """Return each token's cluster number."""
         is_after = [tokens >= first for first in self.edges[1:-1]]
         return torch.stack(is_after).sum(0)
 
     def rows(self) -> tuple[Float[Tensor, "n width"], ...]:
-        """Return the unscaled embeddings of each cluster's tokens, for the products of the softmax."""
+        """Return each cluster's unscaled token embeddings, for the softmax's products."""
         if len(self.tables) == self.n_clusters:
             return tuple(self.tables)
-        # Not a slice for each cluster: the gradient of each would be as large as the whole table.
+        # Not a slice per cluster: each gradient would be as large as the whole table.
         return aligned(self.tables[0]).split([end - first for first, end in self.ranges()])
 
     def projection(self, cluster: int) -> Float[Tensor, "D width"] | None:
-        """Return the projection of a cluster's embeddings to D, or None if there is none."""
+        """Return a cluster's projection from its embeddings to D, or None if there is none."""
         if not self.projections:
             return None
         return self.projections[cluster if self.div_val > 1 else 0]
 
-    def forward(self, tokens_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Return sqrt(D) · P_i E_i[token] for tokens of cluster i."""
+    def forward(self, tokens_BT: Tokens) -> Hidden:
+        """Return sqrt(D) · P_i E_i[token] for tokens in cluster i."""
         if self.div_val > 1:
             return self._embed_by_cluster(tokens_BT) * self.d_model**0.5
         embedded_BTD = F.embedding(tokens_BT, self.tables[0])
         if self.projections:
-            # Autocast projects in its own type; residual sums and norms stay in the weights' type.
+            # Autocast projects in a lower type; residual sums and norms stay in the weights' type.
             embedded_BTD = F.linear(embedded_BTD, self.projections[0]).to(self.tables[0].dtype)
         return embedded_BTD * self.d_model**0.5
 
@@ -113,13 +114,13 @@ class TokenEmbedding(nn.Module):
 class TokenSoftmax(nn.Module):
     """P(token | h), with the unscaled embedding as weight and a bias per token.
 
-    With cut-offs the head scores the tokens of cluster 0 and one column for each further cluster, in the order of the
-    clusters; a token of cluster i has P(cluster i | h) · P(token | cluster i, h).
+    With cut-offs the head scores cluster 0's tokens and one column for each further cluster, in the clusters' order; a
+    token in cluster i has P(cluster i | h) · P(token | cluster i, h).
 
     Args:
         embedding: shares its tables and, where tied, its projections.
-        tie_projections: clusters that project h with the projection of the embedding; the others have a separate one.
-            Without effect if the embedding has no projections.
+        tie_projections: clusters that project h with the embedding's projection; the rest have a separate one. Without
+            effect if the embedding has no projections.
     """
 
     def __init__(self, embedding: TokenEmbedding, tie_projections: str = "all_but_first") -> None:
@@ -141,18 +142,18 @@ class TokenSoftmax(nn.Module):
 
     def forward(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        targets_BT: Int[Tensor, "B T"],
+        hidden_BTD: Hidden,
+        targets_BT: Tokens,
         embedding: TokenEmbedding,
-        known_targets_BT: Int[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T"]:
+        known_targets_BT: Tokens | None = None,
+    ) -> Losses:
         """Return -log P(target | h) in nats, in token order.
 
-        Clusters without a target cost nothing, but their weights get a gradient of zeros instead of None: so an
-        optimizer step does not depend on how streams are divided into processes and groups.
+        Clusters without a target cost nothing, but their weights get a zero gradient instead of None: so an optimizer
+        step does not depend on how streams are divided into processes and groups.
 
-        With cut-offs the shapes depend on the numbers of targets, for which the CPU waits for a GPU once in every
-        call, unless `known_targets_BT` are the targets in its own memory.
+        With cut-offs the shapes depend on the numbers of targets. The CPU waits for them on a GPU once in every call,
+        unless `known_targets_BT` are the targets in CPU memory.
         """
         hidden = hidden_BTD.flatten(0, 1)
         if not embedding.projections:
@@ -178,7 +179,7 @@ class TokenSoftmax(nn.Module):
         rows: tuple[Tensor, ...],
         known_targets_BT: Tensor | None,
     ) -> Tensor:
-        """Add the losses within the further clusters to the losses of the head."""
+        """Add the losses within the further clusters to the head's losses."""
         cluster_of = embedding.cluster_of(targets)
         counted = cluster_of
         if known_targets_BT is not None:
@@ -194,13 +195,11 @@ class TokenSoftmax(nn.Module):
             nll = nll.index_add(0, members, nll_inside)
         return nll
 
-    def log_probabilities(
-        self, hidden_BTD: Float[Tensor, "B T D"], embedding: TokenEmbedding
-    ) -> Float[Tensor, "B T V"]:
-        """Return log P(token | h) of every token of the vocabulary, in float32 or float64."""
+    def log_probabilities(self, hidden_BTD: Hidden, embedding: TokenEmbedding) -> LogProbabilities:
+        """Return log P(token | h) for every token in the vocabulary, in float32 or float64."""
         hidden = hidden_BTD.flatten(0, 1)
         rows = embedding.rows()
-        # On a GPU with more columns, of probability 0.
+        # On a GPU with more columns, whose probability is 0.
         head = _log_softmax(self._head(hidden, embedding, rows[0]))
         shortlist = embedding.edges[1]
         parts = [head[:, :shortlist]]
@@ -234,7 +233,7 @@ class TokenSoftmax(nn.Module):
 
 
 class NoVocabulary(nn.Module):
-    """Embedding and softmax of a model with `vocab_size=None`: refuses tokens and losses."""
+    """Embedding and softmax for a model with `vocab_size=None`: refuses tokens and losses."""
 
     def forward(self, *_: object) -> Tensor:
         """Raise `OptionError`."""
@@ -245,12 +244,12 @@ class NoVocabulary(nn.Module):
 
 
 def make_embedding(config: Architecture) -> Any:
-    """Return the embedding of a model."""
+    """Return a model's embedding."""
     return TokenEmbedding(config) if config.vocab_size else NoVocabulary()
 
 
 def make_softmax(config: Architecture, embedding: Any) -> Any:
-    """Return the softmax of a model with this embedding."""
+    """Return the softmax for a model with this embedding."""
     return TokenSoftmax(embedding, config.tie_projections) if config.vocab_size else NoVocabulary()
 
 
@@ -259,10 +258,10 @@ def negative_log_likelihood(
 ) -> Float[Tensor, " N"]:
     """Return -log softmax(logits)_target in nats, in float32 or float64.
 
-    `F.cross_entropy` gives the same; its backward pass holds two more tensors of the size of the logits.
+    `F.cross_entropy` gives the same; its backward pass holds two more tensors as large as the logits.
 
     Args:
-        logits_NV: logits of N tokens.
+        logits_NV: logits for N tokens.
         targets_N: their targets.
 
     Raises:
@@ -284,7 +283,7 @@ class _NegativeLogLikelihood(torch.autograd.Function):
         if log_probabilities_NV.dtype == logits_NV.dtype or is_eager_on_cpu(logits_NV):
             ctx.save_for_backward(log_probabilities_NV, targets_N, None)
         else:
-            # Logits of half the size are stored anyway: log Σ exp(logits) makes probabilities of them.
+            # Logits at half the size are stored anyway: log Σ exp(logits) makes probabilities from them.
             normalizer_N1 = nll_N1 + logits_NV.gather(1, targets_N1)
             ctx.save_for_backward(logits_NV, targets_N, normalizer_N1)
         return nll_N1.squeeze(1)

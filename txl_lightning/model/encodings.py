@@ -1,4 +1,4 @@
-"""Position encodings: the four of the ablation (paper Table 6) and later ones; `register_encoding` adds another.
+"""Position encodings: the four in the ablation (paper Table 6) and later ones; `register_encoding` adds another.
 
     relative   terms (a)-(d), the sinusoid of the distance (section 3.3; attn_type 0)
     shaw       a trained table of distances in every layer (Shaw et al. 2018; attn_type 1)
@@ -8,9 +8,9 @@
     alibi      a penalty that grows with the distance, as term (d) (Press et al. 2022)
     none       the causal mask alone (Kazemnejad et al. 2023)
 
-Absolute positions are counted from the end of the segment: its last token has index 0. With memory
-every segment uses the same positions; the memory keeps each layer's input as it was computed, so
-positions are never added to it a second time (section 3.3).
+Absolute positions are counted from the segment's end: its last token has index 0. With memory every segment uses the
+same positions; the memory keeps each layer's input as it was computed, so positions are never added to it a second time
+(section 3.3).
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from txl_lightning.model.positions import (
     rotation,
     sinusoids_of_distances,
 )
+from txl_lightning.model.shapes import Angles, Distances, Hidden
 from txl_lightning.registry import Guests
 
 
 class LayerPositions(NamedTuple):
-    """Position information of one layer's attention; None for a part that the encoding lacks.
+    """Position information for one layer's attention; None for a part that the encoding lacks.
 
     Args:
         u_HE: content bias u, term (c).
         v_HE: position bias v, term (d).
-        sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its
-            W_{k,R}.
-        table_HSE: vectors r of the distances K, …, 0: trained, or W_{k,R} R from cached inference.
-        bias_HS: biases of the distances K, …, 0, in place of v·(W_{k,R} R).
-        rotation_2SE: `positions.rotation` of the distances K, …, 0, for queries and keys.
+        sinusoids_SD: R for the distances K, …, 0 (S = K + 1), which the layer projects by its W_{k,R}.
+        table_HSE: vectors r for the distances K, …, 0: trained, or W_{k,R} R from cached inference.
+        bias_HS: biases for the distances K, …, 0, instead of v·(W_{k,R} R).
+        rotation_2SE: `positions.rotation` for the distances K, …, 0, for queries and keys.
     """
 
     u_HE: Tensor | None = None
@@ -56,7 +56,7 @@ class LayerPositions(NamedTuple):
     rotation_2SE: Tensor | None = None
 
     def of_terms(self, terms: str) -> LayerPositions:
-        """Keep only what these terms of the score need."""
+        """Keep only what these score terms need."""
         positions = self
         if "c" not in terms:
             positions = positions._replace(u_HE=None)
@@ -67,7 +67,7 @@ class LayerPositions(NamedTuple):
         return positions
 
     def up_to(self, n_keys: int) -> LayerPositions:
-        """Keep the distances K, …, 0 with K = `n_keys`, of all but the sinusoids."""
+        """Keep the distances K, …, 0 with K = `n_keys`, in all parts except the sinusoids."""
         kept: dict[str, Tensor] = {}
         for name in ("table_HSE", "bias_HS", "rotation_2SE"):
             by_distance = getattr(self, name)
@@ -77,7 +77,7 @@ class LayerPositions(NamedTuple):
 
 
 class Encoding(nn.Module):
-    """Base class of encodings: adds no positional information.
+    """Base class for encodings: adds no positional information.
 
     A subclass overrides `forward` to change the score by distance, `angles` to rotate queries and
     keys, or `embed` and `layer_input` to change the inputs; `register_encoding` makes it available.
@@ -100,12 +100,12 @@ class Encoding(nn.Module):
         By default a parameter starts from N(0, init_std²), and at zero if its name ends in `bias`.
         """
 
-    def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
-        """Return the input of the first layer, before dropout, from the scaled embedding."""
+    def embed(self, hidden_BTD: Hidden, clamp_len: int) -> Hidden:
+        """Return the first layer's input, before dropout, from the scaled embedding."""
         return hidden_BTD
 
-    def layer_input(self, n: int, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Return the input of layer n, which its memory keeps, from the output of the layer before."""
+    def layer_input(self, n: int, hidden_BTD: Hidden) -> Hidden:
+        """Return layer n's input, which its memory keeps, from the previous layer's output."""
         return hidden_BTD
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
@@ -114,11 +114,11 @@ class Encoding(nn.Module):
         Args:
             n_keys: K.
             clamp_len: larger distances are encoded like this one; -1 or 0 for none.
-            like: tensor with the type and device of the result.
+            like: tensor with the result's type and device.
         """
         return [LayerPositions()] * self.n_layer
 
-    def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
+    def angles(self, distances_S: Distances) -> Angles:
         """Return the F = E/2 angles that rotate queries and keys at these distances.
 
         Distances are counted from the newest token. Angles must be linear in them: q_i·k_j then
@@ -131,8 +131,8 @@ class Encoding(nn.Module):
 
     def embed_streams(
         self, hidden_BTD: Tensor, clamp_len: int, bounds: StreamBounds | None
-    ) -> Float[Tensor, "B T D"]:
-        """Return `embed` with positions that count from the last token of each stream."""
+    ) -> Hidden:
+        """Return `embed` with positions that count from each stream's last token."""
 
         def embed(x_BTD: Tensor) -> Tensor:
             return self.embed(x_BTD, clamp_len)
@@ -141,8 +141,8 @@ class Encoding(nn.Module):
 
     def layer_input_of_streams(
         self, n: int, hidden_BTD: Tensor, bounds: StreamBounds | None
-    ) -> Float[Tensor, "B T D"]:
-        """Return `layer_input` with positions that count from the last token of each stream."""
+    ) -> Hidden:
+        """Return `layer_input` with positions that count from each stream's last token."""
 
         def layer_input(x_BTD: Tensor) -> Tensor:
             return self.layer_input(n, x_BTD)
@@ -155,14 +155,14 @@ class Encoding(nn.Module):
         x_BTD: Tensor,
         bounds: StreamBounds | None,
     ) -> Tensor:
-        """Move padding to the start of its stream while absolute positions are added."""
+        """Move padding to its stream's start while absolute positions are added."""
         if bounds is None or bounds.padding_B is None or not self.absolute:
             return add_positions(x_BTD)
         rolled_BTD = add_positions(roll_streams(x_BTD, bounds.padding_B))
         return roll_streams(rolled_BTD, -bounds.padding_B)
 
     def positions(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """Return the positions of `forward` without the terms that are off, and the rotation.
+        """Return the positions for `forward` without the terms that are off, and the rotation.
 
         Distances are counted from the newest token, so angles do not grow with the stream. They are
         computed in float64 and rounded once.
@@ -193,17 +193,16 @@ ENCODINGS: Guests[type[Encoding]] = Guests("encoding")  # filled by register_enc
 def register_encoding(
     name: str, terms: str = "a", **properties: Any
 ) -> Callable[[type[Encoding]], type[Encoding]]:
-    """Return a decorator that registers a subclass of `Encoding` under the name of `encoding=`.
+    """Return a decorator that registers a subclass of `Encoding` under the name given as `encoding=`.
 
-    `table_HSE` or `sinusoids_SD` enter term (b) of the score, and (d) if there is a `v_HE`;
-    `bias_HS` enters (d). All are added before the division by sqrt(E). `sinusoids_SD` needs the
-    property `projects`. A checkpoint holds only the name, so the class must be registered before
-    one is loaded.
+    `table_HSE` or `sinusoids_SD` enter score term (b), and (d) if there is a `v_HE`; `bias_HS` enters (d). All are
+    added before the division by sqrt(E). `sinusoids_SD` needs the property `projects`. A checkpoint holds only the
+    name, so the class must be registered before one is loaded.
 
     Args:
         name: letters, digits and underscores.
-        terms: the terms (a)-(d) that the encoding has; `model.terms` can switch some of them off.
-        properties: `absolute`, `projects`, `table` and `extrapolates` of an `EncodingKind`.
+        terms: the terms (a)-(d) that the encoding has; `model.terms` can switch some off.
+        properties: `absolute`, `projects`, `table` and `extrapolates` as in `EncodingKind`.
 
     Raises:
         OptionError: another class has the name, or a value is not allowed.
@@ -228,7 +227,7 @@ def register_encoding(
 
 @register_encoding("relative", "abcd", projects=True)
 class RelativeEncoding(Encoding):
-    """Sinusoids of distances; u and v of all layers, or of each one (`untie_biases`)."""
+    """Distance sinusoids; u and v for all layers, or for each one (`untie_biases`)."""
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
@@ -255,7 +254,7 @@ class RelativeEncoding(Encoding):
 
 
 def _bias_of_layer(bias: Tensor | None, n: int) -> Tensor | None:
-    """Return the u or v of layer n, or the shared one."""
+    """Return layer n's u or v, or the shared one."""
     if bias is None:
         return None
     is_shared = len(bias) == 1
@@ -264,11 +263,11 @@ def _bias_of_layer(bias: Tensor | None, n: int) -> Tensor | None:
 
 @register_encoding("shaw", "abcd", table="distances")
 class ShawEncoding(Encoding):
-    """For every layer: a trained vector (b) and bias (d) of each distance below `table_len`, and u (c).
+    """For every layer: a trained vector (b) and bias (d) for each distance below `table_len`, and u (c).
 
-    The paper's code, which produced Table 6, has all four terms; the paper's text has only (a) and
-    (b): `terms="ab"`. Distances beyond the table use its farthest row (row 0). Here `clamp_len`
-    counts rows: the largest distance is `clamp_len` - 1.
+    The paper's code, which produced Table 6, has all four terms; the paper's text has only (a) and (b): `terms="ab"`.
+    Distances beyond the table use its farthest row (row 0). Here `clamp_len` counts rows: the largest distance is
+    `clamp_len` - 1.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
@@ -282,7 +281,7 @@ class ShawEncoding(Encoding):
         self.distance_bias = nn.Parameter(torch.empty(N, rows, H)) if "d" in self.terms else None
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """Return u and the table's rows and biases of the distances K, …, 0."""
+        """Return u and the table's rows and biases for the distances K, …, 0."""
         n_rows = self.table_len
         if clamp_len > 0:
             n_rows = min(n_rows, clamp_len)
@@ -303,9 +302,9 @@ class ShawEncoding(Encoding):
 
 @register_encoding("absolute", absolute=True)
 class AbsoluteEncoding(Encoding):
-    """Sinusoid of the distance to the end of the segment, added to the scaled embedding."""
+    """Sinusoid for the distance to the segment's end, added to the scaled embedding."""
 
-    def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
+    def embed(self, hidden_BTD: Hidden, clamp_len: int) -> Hidden:
         """Add U_{T-1}, …, U_0 to the T tokens."""
         T, D = hidden_BTD.shape[1:]
         sinusoids_SD = sinusoids_of_distances(T, D, clamp_len, hidden_BTD)
@@ -314,7 +313,7 @@ class AbsoluteEncoding(Encoding):
 
 @register_encoding("al_rfou", absolute=True, table="positions")
 class AlRfouEncoding(Encoding):
-    """Trained vector of every position from the segment's end, added to every layer's input.
+    """Trained vector for every position from the segment's end, added to every layer's input.
 
     Positions beyond the table use its farthest row (row 0).
     """
@@ -325,8 +324,8 @@ class AlRfouEncoding(Encoding):
         shape = (config.n_layer, config.table_len, config.d_model)
         self.table = nn.Parameter(torch.empty(shape))
 
-    def layer_input(self, n: int, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Add the rows of layer n."""
+    def layer_input(self, n: int, hidden_BTD: Hidden) -> Hidden:
+        """Add layer n's rows."""
         n_rows = self.table.shape[1]
         T = hidden_BTD.shape[1]
         rows_T = torch.arange(n_rows - T, n_rows, device=hidden_BTD.device).clamp(min=0)
@@ -341,7 +340,7 @@ class RotaryEncoding(Encoding):
     read, by their distance to the newest token.
     """
 
-    def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
+    def angles(self, distances_S: Distances) -> Angles:
         """Return p·10000^(-2f/E) for the positions p = -distance."""
         even = torch.arange(0, self.d_head, 2, dtype=distances_S.dtype, device=distances_S.device)
         frequencies_F = 10000.0 ** -(even / self.d_head)
@@ -353,7 +352,7 @@ class AlibiEncoding(Encoding):
     """A_ij = q_i·k_j / sqrt(E) - m_h (i - j), with fixed slopes m_h; the bias is term (d)."""
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """Return the biases of the distances K, …, 0, the same in all layers."""
+        """Return the biases for the distances K, …, 0, the same in all layers."""
         distances_S = distances_of_keys(n_keys, clamp_len, like)
         scale = self.d_head**0.5  # attention divides all scores by sqrt(E)
         bias_HS = -scale * slopes(self.n_head, distances_S)[:, None] * distances_S
@@ -361,10 +360,9 @@ class AlibiEncoding(Encoding):
 
 
 def slopes(n_head: int, like: Tensor) -> Float[Tensor, " H"]:
-    """Return m_h = 2^(-8h/H), h = 1, …, H, for H a power of two.
+    """Return m_h = 2^(-8h/H), h = 1, …, H, if H is a power of two.
 
-    For other H: the slopes of the power of two below H, then every second slope of the power of two
-    above H.
+    For other H: the slopes for the power of two below H, then every second slope for the power of two above H.
     """
     power = 1 << (n_head.bit_length() - 1)
     heads = torch.arange(n_head, dtype=like.dtype, device=like.device)

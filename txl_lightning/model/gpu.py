@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ALIGNED = 8  # numbers of 16 bits: rows that begin at a multiple of 16 bytes are read fast
+ALIGNED = 8  # 16-bit numbers: rows that begin at a multiple of 16 bytes are read fast
 
 
 def is_eager_on_cpu(tensor: Tensor) -> bool:
@@ -55,7 +55,7 @@ def aligned_product(
         x: may be padded already.
         weight: W; its columns may be padded already.
         bias: b.
-        filling: value of the additional columns of the result.
+        filling: value in the result's additional columns.
     """
     x = aligned(x)
     n_outputs = n_padding(len(weight), x)

@@ -1,4 +1,4 @@
-"""Interface of a model for training, scoring and every measurement."""
+"""A model's interface for training, scoring and every measurement."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from txl_lightning.errors import require
+from txl_lightning.model.shapes import (
+    Counts,
+    Hidden,
+    LogProbabilities,
+    Losses,
+    TargetLosses,
+    Targets,
+    Tokens,
+)
 
 NO_LENGTHS = "must be None: this model needs streams of one length"
 
@@ -21,16 +30,16 @@ class LanguageModel(Protocol):
     def score(
         self, tokens_BT: Tensor, targets_BT: Tensor, memory: Any = None, /
     ) -> tuple[Tensor, Any]:
-        """Return the loss in nats of every target in token order, and the state after the last token."""
+        """Return every target's loss in nats in token order, and the state after the last token."""
         ...
 
 
 @runtime_checkable
 class SelectiveModel(Protocol):
-    """A language model that can score some targets of a text without the others."""
+    """A language model that can score only some targets in a text."""
 
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor, /) -> Tensor:
-        """Return the losses, [B, C], in nats, of the targets after the tokens at `places_C`, from a fresh state."""
+        """Return the losses, [B, C], in nats, for the targets after the tokens at `places_C`, from a fresh state."""
         ...
 
 
@@ -44,17 +53,16 @@ class ScoringModel:
 
     def embed(
         self: Any,
-        tokens_BT: Int[Tensor, "B T"] | None,
-        inputs_BTD: Float[Tensor, "B T D"] | None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Return the scaled embeddings of the tokens, or the inputs that take their place.
+        tokens_BT: Tokens | None,
+        inputs_BTD: Hidden | None,
+        lengths_B: Counts | None = None,
+    ) -> Hidden:
+        """Return the tokens' scaled embeddings, or the inputs that take their place.
 
         Raises:
             OptionError: tokens are given to a model without a vocabulary, or lengths to one that
                 takes none.
-            ValueError: both or none of them are given, the inputs are not of width D, or the
-                lengths do not fit.
+            ValueError: both or neither are given, the inputs do not have width D, or the lengths do not fit.
         """
         if (tokens_BT is None) == (inputs_BTD is None):
             raise ValueError("give either tokens or inputs_BTD")
@@ -77,12 +85,12 @@ class ScoringModel:
 
     def score(
         self: Any,
-        tokens_BT: Int[Tensor, "B T"],
-        targets_BT: Int[Tensor, "B T_targets"],
+        tokens_BT: Tokens,
+        targets_BT: Targets,
         memory: Any = None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-        known_targets_BT: Int[Tensor, "B T_targets"] | None = None,
-    ) -> tuple[Float[Tensor, "B T_targets"], Any]:
+        lengths_B: Counts | None = None,
+        known_targets_BT: Targets | None = None,
+    ) -> tuple[TargetLosses, Any]:
         """Return nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
 
         Args:
@@ -90,17 +98,15 @@ class ScoringModel:
                 loss, such as extended context. A recurrent model needs none: its state has read all
                 tokens.
             targets_BT: the token after each of the last T_targets tokens.
-            memory: returned for the previous segment; None for the start of the streams.
-            lengths_B: number of each stream's tokens, from 0 to T; what follows them, and its
-                targets, is padding. Its loss is 0, and the new memory of a stream ends with the
-                stream's own last token. None without padding.
-            known_targets_BT: the targets on the CPU. A model with cut-offs on a GPU then waits for
-                no count of them.
+            memory: returned for the previous segment; None at the streams' start.
+            lengths_B: each stream's number of tokens, from 0 to T; what follows them, and its targets, is padding. Its
+                loss is 0, and a stream's new memory ends with the stream's last real token. None without padding.
+            known_targets_BT: the targets on the CPU. A model with cut-offs on a GPU then waits for no count.
 
         Raises:
             OptionError: lengths are given to a model that takes none.
-            ValueError: there are fewer tokens than targets, the memory is of another number of
-                streams, or the lengths do not fit.
+            ValueError: there are fewer tokens than targets, the memory has another number of streams, or the lengths do
+                not fit.
         """
         T = tokens_BT.shape[1]
         T_targets = targets_BT.shape[1]
@@ -124,24 +130,24 @@ class ScoringModel:
 
     def losses(
         self: Any,
-        hidden_BTD: Float[Tensor, "B T D"],
-        targets_BT: Int[Tensor, "B T"],
+        hidden_BTD: Hidden,
+        targets_BT: Tokens,
         known_targets_BT: Tensor | None = None,
-    ) -> Float[Tensor, "B T"]:
-        """Return -log P(target | h) in nats, from the hidden states of a call."""
+    ) -> Losses:
+        """Return -log P(target | h) in nats, from a call's hidden states."""
         nll_BT: Tensor = self.softmax(hidden_BTD, targets_BT, self.embedding, known_targets_BT)
         return nll_BT
 
-    def log_probabilities(self: Any, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """Return log P(token | h) of every token of the vocabulary, from the hidden states of a call."""
+    def log_probabilities(self: Any, hidden_BTD: Hidden) -> LogProbabilities:
+        """Return log P(token | h) for every token in the vocabulary, from a call's hidden states."""
         if self._fabric is not None:  # whose calls return float32 in every precision
             hidden_BTD = hidden_BTD.to(next(self.parameters()).dtype)
         log_probabilities_BTV: Tensor = self.softmax.log_probabilities(hidden_BTD, self.embedding)
         return log_probabilities_BTV
 
 
-def padding(lengths_B: Int[Tensor, " B"], batch_size: int, n_tokens: int) -> Bool[Tensor, "B T"]:
-    """Return which of the places of every stream follow its last token.
+def padding(lengths_B: Counts, batch_size: int, n_tokens: int) -> Bool[Tensor, "B T"]:
+    """Return which places in every stream follow its last token.
 
     Raises:
         ValueError: there is not one length for each stream, or one is not in 0 … T.

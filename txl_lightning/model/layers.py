@@ -1,4 +1,4 @@
-"""Parts of a layer: dropout that is fast on the CPU, feed-forward, and how parameters are drawn."""
+"""Layer parts: dropout that is fast on the CPU, feed-forward, and how parameters are drawn."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from torch.nn import functional as F
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.gpu import Linear, is_eager_on_cpu
 
-LEVELS = 1 << 16  # of a random number of dropout
+LEVELS = 1 << 16  # per random number for dropout
 WEIGHT_STD = 0.02
 PROJECTION_STD = 0.01
 
 
 class Dropout(nn.Module):
-    """Inverted dropout: each element is zeroed with probability p, the others are divided by 1 - p.
+    """Inverted dropout: each element is zeroed with probability p, the rest are divided by 1 - p.
 
-    On CPU torch draws one random number per element, which can cost more than the matrix products
-    of a layer. Here one 64-bit draw of the same generator decides four elements, so p is rounded to
-    a multiple of 2^-16 (0.1 becomes 0.100006, and the scale follows). On other devices, and when
-    compiled, it is torch's dropout.
+    On CPU torch draws one random number per element, which can cost more than a layer's matrix products. Here one
+    64-bit draw from the same generator decides four elements, so p is rounded to a multiple of 2^-16 (0.1 becomes
+    0.100006, and the scale follows). On other devices, and when compiled, it is torch's dropout.
 
     Args:
-        p: probability of zero, in [0, 1).
+        p: probability that an element is zeroed, in [0, 1).
     """
 
     def __init__(self, p: float) -> None:
@@ -31,7 +30,7 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop elements of `x` in training; return them all in evaluation."""
+        """Drop elements in `x` in training; return them all in evaluation."""
         if not (self.training and self.p > 0.0):
             return x
         if not is_eager_on_cpu(x):
@@ -47,7 +46,7 @@ class Dropout(nn.Module):
         return LEVELS / (LEVELS - self._dropped_levels)
 
     def _factors(self, x: Tensor) -> Tensor:
-        """Draw 0 or the scale for every element of `x`."""
+        """Draw 0 or the scale for every element in `x`."""
         n_draws = (x.numel() + 3) // 4
         draws = torch.empty(n_draws, dtype=torch.int64).random_(-(1 << 63), None)
         levels = draws.view(torch.int16)[: x.numel()].view(x.shape)
@@ -81,13 +80,13 @@ def draw_normal(tensor: Tensor, mean: float, std: float) -> None:
 
 
 def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:
-    """Draw the parameters of a model in place, then call the method `initialize` of each module that has one.
+    """Draw a model's parameters in place, then call the method `initialize` on each module that has one.
 
-    Weights, embeddings, tables, u and v are from N(0, std²), projections of embedding and softmax
-    from N(0, 0.01²), gains of norms from N(1, std²); biases are zero, also the biases of distances.
+    Weights, embeddings, tables, u and v are from N(0, std²), embedding's and softmax's projections from N(0, 0.01²),
+    norms' gains from N(1, std²); biases are zero, also by distance.
 
     Args:
-        model: any model of this package.
+        model: any model in this package.
         std: standard deviation; 0.02 in the paper's PyTorch code.
     """
     for name, parameter in model.named_parameters():

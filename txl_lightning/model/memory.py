@@ -1,4 +1,4 @@
-"""Memory of segment recurrence: a value that is passed along, never a buffer of a module."""
+"""Memory for segment recurrence: a value that is passed along, never a module's buffer."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from txl_lightning.model.positions import StreamBounds, roll_streams
+from txl_lightning.model.shapes import Counts, Flags, Hidden
 
 State = TypeVar("State", bound="CarriedState")
 
 
 @dataclass
 class CarriedState:
-    """Base class of what a model carries from one segment to the next: tensors [N, B, …] or [B].
+    """Base class for what a model carries from one segment to the next: tensors [N, B, …] or [B].
 
     They carry no gradient from one training step to the next.
 
-    It is a value: a model returns a new one and changes none. (Not a frozen dataclass: Lightning
-    Fabric sets the fields of a copy.) It must not become a registered buffer: DDP would replace
-    every rank's memory by rank 0's, and weight averaging would average it.
+    It is a value: a model returns a new one and changes none. (Not a frozen dataclass: Lightning Fabric sets a copy's
+    fields.) It must not become a registered buffer: DDP would replace every rank's memory by rank 0's, and weight
+    averaging would average it.
 
     Args:
-        first_column: index of the first stream in the global batch. Checkpoints have this name.
+        first_column: the first stream's index in the global batch. Checkpoints have this name.
     """
 
     first_column: int = field(default=0, kw_only=True)
@@ -37,12 +38,12 @@ class CarriedState:
         raise NotImplementedError
 
     def streams(self: State, start: int, stop: int) -> State:
-        """Return the state of streams `start` to `stop` (exclusive), counted within this state."""
+        """Return the state for streams `start` to `stop` (exclusive), counted within this state."""
         part = self._changed(lambda x: x.narrow(_streams_axis(x), start, stop - start))
         return replace(part, first_column=self.first_column + start)
 
     def select(self: State, indices: Int[Tensor, " S"] | Sequence[int]) -> State:
-        """Return the state of the streams with these indices; one may be left out or repeated."""
+        """Return the state for the streams with these indices; one may be left out or repeated."""
 
         def selected(x: Tensor) -> Tensor:
             indices_S = torch.as_tensor(indices, device=x.device)
@@ -54,11 +55,11 @@ class CarriedState:
         """Copy the state to a device."""
         return self._changed(lambda x: x.to(device))
 
-    def reset(self: State, done_B: Bool[Tensor, " B"]) -> State:
+    def reset(self: State, done_B: Flags) -> State:
         """Let the streams where `done_B` is true start from scratch: their next token begins an episode.
 
-        Such a stream computes what it computes after `start_memory`; all others are unchanged bit
-        by bit. This method sets tensors [N, B, D] to zero; a state with others overrides it.
+        Such a stream computes what it computes after `start_memory`; all others are unchanged bit by bit. This method
+        sets tensors [N, B, D] to zero; a state with other tensors overrides it.
 
         Args:
             done_B: on any device.
@@ -71,7 +72,7 @@ class CarriedState:
 
     @classmethod
     def join(cls: type[State], parts: Sequence[State]) -> State:
-        """Join the states of neighbouring streams, in their order.
+        """Join neighbouring streams' states, in their order.
 
         Raises:
             ValueError: the parts leave a gap, overlap, or were filled to different lengths.
@@ -97,7 +98,7 @@ class CarriedState:
         return replace(parts[0], **joined)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the state by the names of their fields."""
+        """Return the state's tensors by field name."""
         return {name: x for name, x in self.state_dict().items() if isinstance(x, Tensor)}
 
     def _changed(self: State, change: Callable[[Tensor], Tensor]) -> State:
@@ -131,8 +132,8 @@ def _check_streams(done_B: Tensor, n_streams: int) -> None:
         raise ValueError(f"done_B of shape {tuple(done_B.shape)} given for {n_streams} streams")
 
 
-def after_reset(memory: Any, done_B: Bool[Tensor, " B"], device: torch.device) -> Int[Tensor, " B"]:
-    """Return `in_document_B` of a memory of states, or of keys and values, after `reset`."""
+def after_reset(memory: Any, done_B: Flags, device: torch.device) -> Counts:
+    """Return `in_document_B` for a memory of states, or of keys and values, after `reset`."""
     _check_streams(done_B, memory.batch_size)
     states_B = memory.in_document_B
     if states_B is None:
@@ -140,8 +141,8 @@ def after_reset(memory: Any, done_B: Bool[Tensor, " B"], device: torch.device) -
     return states_B.masked_fill(done_B.to(device), -1)
 
 
-def states_of_document(memory: Any, device: torch.device) -> Int[Tensor, " B"]:
-    """Return `in_document_B`, at least 0; a memory without any reset is of one document."""
+def states_of_document(memory: Any, device: torch.device) -> Counts:
+    """Return `in_document_B`, at least 0; a memory without any reset has one document."""
     if memory.in_document_B is not None:
         return memory.in_document_B.clamp(min=0)
     return torch.full((memory.batch_size,), memory.filled, device=device)
@@ -149,7 +150,7 @@ def states_of_document(memory: Any, device: torch.device) -> Int[Tensor, " B"]:
 
 @dataclass
 class Memory(CarriedState):
-    """Inputs of the layers at earlier tokens (paper §3.2).
+    """The layers' inputs at earlier tokens (paper §3.2).
 
     `states[n]` holds the inputs of `layers[n]`, as `Encoding.layer_input` returns them: the
     embedding after dropout for n = 0, else the output of `layers[n - 1]`.
@@ -157,22 +158,19 @@ class Memory(CarriedState):
     Args:
         states: the states, oldest first. M may be below the model's `memory_slots` (a memory that
             grows) or equal to it from the start (static shapes, for compilation).
-        filled: number of states, counted from the newest, that were written; the others are never
-            attended to.
-        in_document_B: number of newest states that each stream may attend to: they belong to its
-            document or episode. -1 where the next token begins one (`reset`). None if no stream was
-            reset.
-        keeps_gradient: whether the next memory keeps the gradient of its states, so that a later
-            loss reaches them; otherwise they are stored without (SG in the paper). Training sets it
-            for the segments of one step; it is in no checkpoint.
+        filled: how many newest states were written; older ones are never attended to.
+        in_document_B: how many newest states each stream may attend to: they belong to its document or episode. -1
+            where the next token begins one (`reset`). None if no stream was reset.
+        keeps_gradient: whether the next memory keeps its states' gradient, so a later loss reaches them; otherwise they
+            are stored without (SG in the paper). Training sets it for the segments in one step; it is in no checkpoint.
     """
 
     states: Float[Tensor, "N B M D"]
     filled: int
-    in_document_B: Int[Tensor, " B"] | None = None
+    in_document_B: Counts | None = None
     keeps_gradient: bool = field(default=False, compare=False, kw_only=True)
 
-    def reset(self, done_B: Bool[Tensor, " B"]) -> Memory:
+    def reset(self, done_B: Flags) -> Memory:
         """Let some streams start from scratch (`CarriedState.reset`). Their states stay, hidden."""
         return replace(self, in_document_B=after_reset(self, done_B, self.states.device))
 
@@ -188,7 +186,7 @@ class Memory(CarriedState):
 
     def update(
         self,
-        inputs: Sequence[Float[Tensor, "B T D"]],
+        inputs: Sequence[Hidden],
         mem_len: int,
         ext_len: int = 0,
         bounds: StreamBounds | None = None,
@@ -198,16 +196,15 @@ class Memory(CarriedState):
             end = M + max(0, T - ext_len)        begin = max(0, end - mem_len)
             new = [memory ∘ inputs][begin:end]
 
-        The last `ext_len` tokens are left out: they are fed again as extended context of the next
-        segment. `torch.set_grad_enabled` is what stops the gradient into the memory.
+        The last `ext_len` tokens are left out: they are fed again as the next segment's extended context.
+        `torch.set_grad_enabled` is what stops the gradient into the memory.
 
         Args:
-            inputs: inputs of the layers, in their order.
+            inputs: the layers' inputs, in order.
             mem_len: longest memory.
-            ext_len: tokens of extended context.
-            bounds: where documents begin and streams end; padding does not enter the memory. With
-                padding, streams fill at different speeds: `filled` is the largest number of states,
-                `in_document_B` the number of each stream.
+            ext_len: extended context in tokens.
+            bounds: where documents begin and streams end; padding does not enter the memory. With padding, streams fill
+                at different speeds: `filled` is the largest number of states, `in_document_B` each stream's number.
         """
         T = inputs[0].shape[1]
         appended = max(0, T - ext_len)
@@ -217,7 +214,7 @@ class Memory(CarriedState):
         span = length
         if bounds is not None and bounds.padding_B is not None:
             padding_B = bounds.padding_B.clamp(max=appended)
-            span = end  # all states, since each stream drops its own padding at the end
+            span = end  # all states, since each stream drops the padding at its end
         n_new = min(appended, span)
         n_old = span - n_new
         keeps_gradient = self.keeps_gradient and torch.is_grad_enabled()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from txl_lightning.model.shapes import Angles, Counts, Distances, Heads, Mask, Sinusoids, Tokens
 
-def sinusoid(positions_S: Float[Tensor, " S"], d_model: int) -> Float[Tensor, "S D"]:
+
+def sinusoid(positions_S: Distances, d_model: int) -> Sinusoids:
     """Return R_s = [sin(s·f_0), …, sin(s·f_{D/2-1}), cos(s·f_0), …] with f_k = 10000^(-2k/D).
 
     This is Vaswani et al. 2017, §3.5, with sines first, then cosines, not interleaved, as in the
@@ -21,7 +23,7 @@ def sinusoid(positions_S: Float[Tensor, " S"], d_model: int) -> Float[Tensor, "S
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-def distances_of_keys(n_keys: int, clamp_len: int, like: Tensor) -> Float[Tensor, " S"]:
+def distances_of_keys(n_keys: int, clamp_len: int, like: Tensor) -> Distances:
     """Return the distances K, K-1, …, 0 (S = K + 1), clamped, in float64 if the device has it."""
     precise = torch.float32 if like.device.type == "mps" else torch.float64
     distances = torch.arange(n_keys, -1, -1, dtype=precise, device=like.device)
@@ -30,10 +32,8 @@ def distances_of_keys(n_keys: int, clamp_len: int, like: Tensor) -> Float[Tensor
     return distances
 
 
-def sinusoids_of_distances(
-    n_keys: int, d_model: int, clamp_len: int, like: Tensor
-) -> Float[Tensor, "S D"]:
-    """Return the sinusoids of the distances K, K-1, …, 0 (S = K + 1).
+def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tensor) -> Sinusoids:
+    """Return the sinusoids for the distances K, K-1, …, 0 (S = K + 1).
 
     Distance K belongs to no key: its row lets `relative_shift` be a view. Angles are computed in
     float64 and rounded once.
@@ -42,12 +42,12 @@ def sinusoids_of_distances(
         n_keys: K.
         d_model: D.
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
-        like: tensor with the type and device of the result.
+        like: tensor with the result's type and device.
     """
     return sinusoid(distances_of_keys(n_keys, clamp_len, like), d_model).to(like.dtype)
 
 
-def rotation(angles_SF: Float[Tensor, "S F"], like: Tensor) -> Float[Tensor, "2 S E"]:
+def rotation(angles_SF: Angles, like: Tensor) -> Float[Tensor, "2 S E"]:
     """Return (cos, cos) and (-sin, sin) of the angles, E = 2F, in the type of `like` or float32."""
     cos = angles_SF.cos()
     sin = angles_SF.sin()
@@ -57,17 +57,14 @@ def rotation(angles_SF: Float[Tensor, "S F"], like: Tensor) -> Float[Tensor, "2 
     return torch.stack([cos_SE, sin_SE]).to(precise)
 
 
-def rotate(
-    x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"]
-) -> Float[Tensor, "H B T E"]:
-    """Rotate the pairs (x_f, x_{f+F}), F = E/2, of the newest T tokens by their angles.
+def rotate(x_HBTE: Heads, rotation_2SE: Float[Tensor, "2 S E"]) -> Heads:
+    """Rotate the newest T tokens' pairs (x_f, x_{f+F}), F = E/2, by their angles.
 
-    The halves of a vector are paired ("rotate_half", as in Llama of `transformers`), not
-    neighbouring components.
+    A vector's halves are paired ("rotate_half", as in Llama in `transformers`), not neighbouring components.
 
     Args:
         x_HBTE: queries or keys.
-        rotation_2SE: from `rotation`, of the distances S-1, …, 0 from the newest token.
+        rotation_2SE: from `rotation`, for the distances S-1, …, 0 from the newest token.
     """
     T, E = x_HBTE.shape[2:]
     cos_TE, sin_TE = rotation_2SE[:, -T:].unbind()
@@ -81,10 +78,10 @@ def relative_shift(
 ) -> Float[Tensor, "X T K"]:
     """Turn columns that count distances into columns that count keys, without a copy (appendix B).
 
-    Row i of the input has a value for each of the distances K, K-1, …, 0; row i of the output has
-    at column j the value for distance K - T + i - j. In a line of T·S numbers, S = K + 1, the first
-    key of row i is number T + i·(S-1), so the result is a view that starts at number T. Entries of
-    keys after query i belong to the next row; the causal mask must hide them.
+    Row i in the input has a value for each distance K, K-1, …, 0; row i in the output has at column j the value for
+    distance K - T + i - j. In a line with T·S numbers, S = K + 1, the first key for row i is number T + i·(S-1), so the
+    result is a view that starts at number T. Entries for keys after query i belong to the next row; the causal mask
+    must hide them.
 
     Args:
         by_distance_XTS: values; columns after the first K + 1 are padding.
@@ -125,10 +122,8 @@ class VisibleKeys(NamedTuple):
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere; [B, T, K] if streams differ.
         sees_memory: whether every query sees the whole memory: then no mask is added to its keys.
-        causal: whether queries see no keys after their own: only then a block of queries needs no
-            later keys.
-        only_queries: the queries whose output is read, if they are few; the output of others has
-            no meaning.
+        causal: whether queries see no keys after their position: only then a block of queries needs no later keys.
+        only_queries: the queries whose output is read, if they are few; other queries' output has no meaning.
     """
 
     mask_TK: Tensor
@@ -137,7 +132,7 @@ class VisibleKeys(NamedTuple):
     only_queries: tuple[int, ...] = ()
 
     def block(self, first: int, end: int, n_keys: int) -> VisibleKeys:
-        """Keep the mask of the queries `first` to `end` and of the first keys."""
+        """Keep the mask for the queries `first` to `end` and the keys up to the last query."""
         return self._replace(mask_TK=self.mask_TK[..., first:end, :n_keys])
 
     @property
@@ -151,7 +146,7 @@ class VisibleKeys(NamedTuple):
 
 def attention_mask(
     n_queries: int, n_memory: int, filled: int, attention_len: int | None, like: Tensor
-) -> Float[Tensor, "T K"]:
+) -> Mask:
     """Return 0 where query i may attend to key j and -inf elsewhere, for K = M + T keys.
 
     The distance is M + i - j. The mask hides keys in the future (distance < 0), memory that was not
@@ -160,9 +155,9 @@ def attention_mask(
     Args:
         n_queries: T.
         n_memory: M.
-        filled: number of states, counted from the newest, that were written.
-        attention_len: number of keys that a query sees, itself included; None for all.
-        like: tensor with the type and device of the result.
+        filled: how many newest states were written.
+        attention_len: number of keys that a query sees, including itself; None for all.
+        like: tensor with the result's type and device.
     """
     all_hidden_TK = like.new_full((n_queries, n_memory + n_queries), float("-inf"))
     mask_TK = all_hidden_TK.triu(n_memory + 1)
@@ -172,8 +167,8 @@ def attention_mask(
     return mask_TK
 
 
-def without_marks(tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """Return the numbers of tokens: a token that begins a document is marked as -1 - token.
+def without_marks(tokens_BT: Tokens) -> Tokens:
+    """Return the token numbers: a token that begins a document is marked as -1 - token.
 
     The mark stays with its token wherever streams are cut into segments, windows and extended
     context.
@@ -185,12 +180,12 @@ class StreamBounds(NamedTuple):
     """Where each stream's documents begin, and where its tokens end, within K = M + T keys.
 
     Args:
-        first_BT: first key of each token's document or episode.
-        padding_B: number of places at the end of each stream that are padding; None for none.
+        first_BT: the first key in each token's document or episode.
+        padding_B: number of padding places at each stream's end; None for none.
     """
 
-    first_BT: Int[Tensor, "B T"]
-    padding_B: Int[Tensor, " B"] | None = None
+    first_BT: Tokens
+    padding_B: Counts | None = None
 
     @classmethod
     def of_segment(
@@ -201,15 +196,14 @@ class StreamBounds(NamedTuple):
         n_memory: int,
         in_document_B: Tensor,
     ) -> StreamBounds:
-        """Return the bounds of a segment.
+        """Return a segment's bounds.
 
         Args:
             marked_BT: tokens, marked where a document begins; None if none begins among them.
-            lengths_B: number of each stream's tokens; None if all have T.
+            lengths_B: each stream's number of tokens; None if all have T.
             n_tokens: T.
             n_memory: M.
-            in_document_B: number of states of the memory, counted from the newest, that belong to
-                the document before the tokens.
+            in_document_B: how many newest states in the memory belong to the document before the tokens.
         """
         first_BT = (n_memory - in_document_B[:, None]).expand(-1, n_tokens)
         if marked_BT is not None:
@@ -221,19 +215,19 @@ class StreamBounds(NamedTuple):
             padding_B = n_tokens - lengths_B.long()
         return cls(first_BT, padding_B)
 
-    def hide_other_documents(self, mask_TK: Float[Tensor, "T K"]) -> Float[Tensor, "B T K"]:
-        """Return the mask of every stream: -inf also at the keys before each query's document."""
+    def hide_other_documents(self, mask_TK: Mask) -> Float[Tensor, "B T K"]:
+        """Return every stream's mask: -inf also at the keys before each query's document."""
         keys_K = torch.arange(mask_TK.shape[1], device=mask_TK.device)
         return mask_TK.masked_fill(keys_K < self.first_BT[:, :, None], float("-inf"))
 
     def states_in_document(
-        self, n_memory: int, appended: int, mem_len: int, in_document_B: Int[Tensor, " B"]
-    ) -> Int[Tensor, " B"]:
-        """Return how many of the newest states of the next memory belong to its last token's document.
+        self, n_memory: int, appended: int, mem_len: int, in_document_B: Counts
+    ) -> Counts:
+        """Return how many newest states in the next memory belong to its last token's document.
 
         Args:
-            n_memory: M of the memory before the tokens.
-            appended: number of the T places that enter the next memory, padding among them.
+            n_memory: M, states in the memory before the tokens.
+            appended: how many of the T places enter the next memory, including padding.
             mem_len: longest memory.
             in_document_B: this number for the memory before the tokens.
         """
@@ -247,9 +241,9 @@ class StreamBounds(NamedTuple):
 
 
 def roll_streams(
-    x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | None
+    x_BKD: Float[Tensor, "*_ B K D"], by_B: Counts | None
 ) -> Float[Tensor, "*_ B K D"]:
-    """Roll the K entries of every stream by its number of places; None rolls nothing."""
+    """Roll every stream's K entries by its number of places; None rolls nothing."""
     if by_B is None:
         return x_BKD
     K = x_BKD.shape[-2]

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig, options_beside
@@ -25,6 +24,7 @@ from txl_lightning.model.positions import (
     attention_mask,
     without_marks,
 )
+from txl_lightning.model.shapes import Counts, Hidden, Places, Requested, States, Tokens
 from txl_lightning.registry import Guests
 
 Inference = Literal["cached inference", "one-pass windows", "generation", "attention lengths"]
@@ -41,10 +41,10 @@ class TransformerXLLayer(nn.Module):
     pre-norm:               o = h + Attn(LN h, LN m),  h' = o + FF(LN o)
 
     Args:
-        config: sizes, dropout, and the place of the norms.
+        config: sizes, dropout, and where the norms are.
 
     Attributes:
-        attention_class: class of `attention`.
+        attention_class: class for `attention`.
     """
 
     attention_class: ClassVar[type[Attention]] = Attention
@@ -60,20 +60,20 @@ class TransformerXLLayer(nn.Module):
 
     def forward(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
+        hidden_BTD: Hidden,
+        memory_BMD: States,
         positions: LayerPositions,
         visible: VisibleKeys,
-        places_Q: Int[Tensor, " Q"] | None = None,
-    ) -> Float[Tensor, "B Q D"]:
-        """Compute the layer's output from its input and the memory of its earlier inputs.
+        places_Q: Places | None = None,
+    ) -> Requested:
+        """Compute the layer's output from its input and the memory with its earlier inputs.
 
         Args:
-            hidden_BTD: input of the layer.
+            hidden_BTD: the layer's input.
             memory_BMD: its inputs in earlier segments.
-            positions: u, v and the encoding of the distances.
+            positions: u, v and the distances' encoding.
             visible: keys that the queries may attend to.
-            places_Q: places of the tokens whose output is returned; None for all.
+            places_Q: tokens whose output is returned, by place; None for all.
         """
         segment_BTD = self.attention_input(hidden_BTD)
         past_BMD = self.attention_input(memory_BMD)
@@ -83,16 +83,14 @@ class TransformerXLLayer(nn.Module):
             attended_BTD = attended_BTD[:, places_Q]
         return self.after_attention(hidden_BTD, attended_BTD)
 
-    def attention_input(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Return what attention projects of the layer's inputs: LN h of a pre-norm layer, else h."""
+    def attention_input(self, hidden_BTD: Hidden) -> Hidden:
+        """Return what attention projects from the layer's inputs: LN h in a pre-norm layer, else h."""
         if self.pre_norm:
             return self.attention_norm(hidden_BTD)
         return hidden_BTD
 
-    def after_attention(
-        self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
-        """Compute the layer's output from its input and the output of its attention."""
+    def after_attention(self, hidden_BTD: Hidden, attended_BTD: Hidden) -> Hidden:
+        """Compute the layer's output from its input and its attention's output."""
         hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
         if self.pre_norm:
             return hidden_BTD + self.feed_forward(self.feed_forward_norm(hidden_BTD))
@@ -112,14 +110,14 @@ class TransformerXL(ScoringModel, nn.Module):
         hidden, memory = model(inputs_BTD=inputs, memory=memory)
 
     Args:
-        config: architecture and the default lengths of memory and attention.
+        config: architecture and the default lengths for memory and attention.
 
     Attributes:
-        config_class: class of `config`; a variant with further options has its own.
-        layer_class: class of the layers.
-        state_class: class of its memory.
-        cannot: abilities that a variant of the model lacks, each with the reason. A variant also
-            lacks "cached inference" if it overrides a method of `REPLACED_BY_CACHE`.
+        config_class: class for `config`; a variant with further options has another.
+        layer_class: the layers' class.
+        state_class: its memory's class.
+        cannot: abilities that a model variant lacks, each with the reason. A variant also lacks "cached inference" if
+            it overrides a method in `REPLACED_BY_CACHE`.
     """
 
     config_class: ClassVar[type[TransformerXLConfig]] = TransformerXLConfig
@@ -128,7 +126,7 @@ class TransformerXL(ScoringModel, nn.Module):
     cannot: ClassVar[Mapping[Ability, str]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Validate `cannot`, and add the entries of the classes that this one is a variant of."""
+        """Validate `cannot`, and add the base classes' entries."""
         super().__init_subclass__()
         cannot: dict[Ability, str] = {}
         for kind in reversed(cls.__mro__):
@@ -156,20 +154,20 @@ class TransformerXL(ScoringModel, nn.Module):
 
     @property
     def takes_lengths(self) -> bool:  # type: ignore[override]
-        """Whether streams may be of unequal length."""
+        """Whether streams may have unequal lengths."""
         return "unequal lengths" not in self.cannot
 
     def with_lengths(self, **lengths: Any) -> TransformerXL:
-        """Return a view on the same weights with other lengths; this model keeps its own.
+        """Return a view on the same weights with other lengths; this model keeps its lengths.
 
         Everything else is shared, training mode and device included.
 
         Args:
-            lengths: any of `LENGTHS`.
+            lengths: any names in `LENGTHS`.
 
         Raises:
             OptionError: a length is not allowed.
-            TypeError: a name is none of these.
+            TypeError: unknown name.
         """
         unknown = set(lengths) - LENGTHS
         if unknown:
@@ -180,15 +178,14 @@ class TransformerXL(ScoringModel, nn.Module):
         return view
 
     def start_memory(self, batch_size: int, static: bool = False) -> Memory:
-        """Return the memory before the first token of B streams.
+        """Return the memory before B streams' first tokens.
 
         It is empty, or has `mem_len` zero states that queries attend to if `config.memory_start` is
         `zeros`.
 
         Args:
             batch_size: B.
-            static: give an empty memory the shape of a full one, none of it filled, so that shapes
-                never change.
+            static: give an empty memory a full one's shape, with nothing filled, so shapes never change.
         """
         config = self.config
         filled = config.memory_slots if config.memory_start == "zeros" else 0
@@ -204,7 +201,7 @@ class TransformerXL(ScoringModel, nn.Module):
         """Return the memory that a segment reads: with `memory_start=zeros`, reset streams get zeros.
 
         Raises:
-            ValueError: it is of another number of streams, or of another kind.
+            ValueError: it has another number of streams, or another kind.
         """
         if memory.batch_size != batch_size:
             streams = f"{memory.batch_size} streams given with tokens of {batch_size} streams"
@@ -218,11 +215,11 @@ class TransformerXL(ScoringModel, nn.Module):
         return replace(memory, states=states, in_document_B=None)
 
     def positions(self, n_keys: int, like: Tensor) -> list[LayerPositions]:
-        """Return u, v and the encoding of the distances K, …, 0 for every layer.
+        """Return u, v and the encoding for the distances K, …, 0 for every layer.
 
         Args:
             n_keys: K.
-            like: tensor with the type and device of the result.
+            like: tensor with the result's type and device.
         """
         return self.encoding.positions(n_keys, self.config.clamp_len, like)
 
@@ -236,19 +233,19 @@ class TransformerXL(ScoringModel, nn.Module):
     def next_memory(
         self,
         memory: Memory,
-        inputs: Sequence[Float[Tensor, "B T D"]],
+        inputs: Sequence[Hidden],
         bounds: StreamBounds | None = None,
     ) -> Memory:
-        """Return the memory after a segment, from the inputs of the layers (`Memory.update`)."""
+        """Return the memory after a segment, from the layers' inputs (`Memory.update`)."""
         return memory.update(inputs, self.config.mem_len, self.config.ext_len, bounds)
 
     def embed(
         self,
-        tokens_BT: Int[Tensor, "B T"] | None,
-        inputs_BTD: Float[Tensor, "B T D"] | None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Return the scaled embeddings of the tokens, marked or not, or the inputs in their place."""
+        tokens_BT: Tokens | None,
+        inputs_BTD: Hidden | None,
+        lengths_B: Counts | None = None,
+    ) -> Hidden:
+        """Return the scaled embeddings for the tokens, marked or not, or the inputs in their place."""
         if tokens_BT is not None and self.config.memory_reset == "document":
             tokens_BT = without_marks(tokens_BT)
         return super().embed(tokens_BT, inputs_BTD, lengths_B)
@@ -266,38 +263,32 @@ class TransformerXL(ScoringModel, nn.Module):
 
     def forward(
         self,
-        tokens_BT: Int[Tensor, "B T"] | None = None,
+        tokens_BT: Tokens | None = None,
         memory: Memory | None = None,
         n_last: int | None = None,
-        places_Q: Int[Tensor, " Q"] | None = None,
+        places_Q: Places | None = None,
         *,
-        inputs_BTD: Float[Tensor, "B T D"] | None = None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> tuple[Float[Tensor, "B Q D"], Memory]:
-        """Return the hidden states of the last layer, after dropout, and the memory after the segment.
+        inputs_BTD: Hidden | None = None,
+        lengths_B: Counts | None = None,
+    ) -> tuple[Requested, Memory]:
+        """Return the last layer's hidden states, after dropout, and the memory after the segment.
 
         All T tokens are processed, extended context included. The last layer computes only the
         requested tokens.
 
         Args:
-            tokens_BT: T consecutive tokens of B streams; with `memory_reset=document`, -1 - token
-                begins a document.
-            memory: returned for the previous segment; None for the start of the streams.
-            n_last: Q, the number of tokens, counted from the last, whose states are returned; None
-                for all.
-            places_Q: places from 0 of the tokens whose states are returned, instead of `n_last`;
-                None for all.
-            inputs_BTD: what takes the place of the scaled embeddings, instead of tokens; it gets
-                the gradient.
-            lengths_B: number of each stream's tokens, from 0 to T; padding, of any content, follows
-                them. Its states have no meaning, and the memory of a stream ends with the stream's
-                own last token. None without padding.
+            tokens_BT: T consecutive tokens in B streams; with `memory_reset=document`, -1 - token begins a document.
+            memory: returned for the previous segment; None at the streams' start.
+            n_last: Q, how many last tokens' states are returned; None for all.
+            places_Q: tokens whose states are returned, by place from 0, instead of `n_last`; None for all.
+            inputs_BTD: used instead of tokens and their scaled embeddings; it gets the gradient.
+            lengths_B: each stream's number of tokens, from 0 to T; padding, with any content, follows them. Its states
+                have no meaning, and a stream's memory ends with the stream's last real token. None without padding.
 
         Raises:
             OptionError: tokens are given to a model without a vocabulary, lengths to one that does
                 not take them (`takes_lengths`), or the memory was reset and cannot be.
-            ValueError: the memory is of another number of streams, or of another kind; see also
-                `embed`.
+            ValueError: the memory has another number of streams, or another kind; see also `embed`.
         """
         hidden_BTD = self.embed(tokens_BT, inputs_BTD, lengths_B)
         B, T = hidden_BTD.shape[:2]
@@ -332,10 +323,10 @@ class TransformerXL(ScoringModel, nn.Module):
         visible: VisibleKeys,
         n_last: int | None,
         places_Q: Tensor | None,
-    ) -> Float[Tensor, "B Q D"]:
-        """Compute the last layer for the requested tokens; those before them are keys only.
+    ) -> Requested:
+        """Compute the last layer for the requested tokens; tokens before them are keys only.
 
-        If few places are requested, it begins at the first of them; a CPU computes each query alone.
+        If few places are requested, it begins at the first one; a CPU computes each query alone.
         """
         T = input_BTD.shape[1]
         n_queries = T if n_last is None else n_last
@@ -373,7 +364,7 @@ REPLACED_BY_CACHE: dict[type, tuple[str, ...]] = {
 
 
 def overridden_method(variant: type[TransformerXL]) -> str | None:
-    """Return a method of `REPLACED_BY_CACHE` that a variant overrides; None for none."""
+    """Return a method in `REPLACED_BY_CACHE` that a variant overrides; None for none."""
     layer = variant.layer_class
     kinds = (variant, layer, layer.attention_class)
     for kind, (core, names) in zip(kinds, REPLACED_BY_CACHE.items(), strict=True):
@@ -395,7 +386,7 @@ def register_variant(name: str) -> Callable[[type[M]], type[M]]:
     registered before one is loaded.
 
     Raises:
-        OptionError: another class has the name, or TransformerXLConfig has the name of an option.
+        OptionError: another class has the name, or TransformerXLConfig has an option with an equal name.
     """
 
     def register(variant: type[M]) -> type[M]:

@@ -1,4 +1,4 @@
-"""Check of a model from elsewhere: one pass over a window must give the losses of windows with exactly c tokens."""
+"""Check a model from elsewhere: one pass over a window must give the same losses as windows with exactly c tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txl_lightning.recl.effective_context import Array, Integers
 from txl_lightning.recl.models import Member, foreign_errors
 from txl_lightning.recl.windows import WindowReader, read_windows
 
-N_BEGINS = 3  # windows of each length
+N_BEGINS = 3  # windows for each length
 ROUNDING = 1e-3  # share of the losses' standard deviation, in float32
 LOOKS_AHEAD = (
     "must be a causal language model: its losses depend on later tokens "
@@ -21,12 +21,12 @@ LOOKS_AHEAD = (
 
 
 def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Member:
-    """Return a model from elsewhere as it can be read exactly; a model of a run as it is.
+    """Return a model from elsewhere as it can be read exactly; a run's model as it is.
 
-    One pass must give the losses of fresh windows of exactly c tokens: at the shortest, a middle and
-    the longest context, and around every length between them in `window_lengths` of the model, of
-    Hugging Face the integers of the config. Otherwise `one_pass` becomes false: each target has a
-    window of its own, which ends before it. Losses must not depend on the tokens after their targets.
+    One pass must give the same losses as fresh windows with exactly c tokens: at the shortest, a middle and the longest
+    context, and around every length between them in the model's `window_lengths` (for Hugging Face the integers in the
+    config). Otherwise `one_pass` becomes false: each target has its window, ending before it. Losses must not depend on
+    the tokens after their targets.
 
     Args:
         member: the model.
@@ -59,7 +59,7 @@ def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Memb
 
 
 def _within_its_config(member: Member, tokens: np.ndarray, longest: int) -> Member:
-    """Return a model that fails beyond the positions of its config with these as its limit (MPT)."""
+    """Return a model that fails beyond its config's positions with these as its limit (MPT)."""
     positions = member.findings["trained_len"]
     if positions is None or positions >= longest or member.reader.limit is not None:
         return member
@@ -86,7 +86,7 @@ def _tried_contexts(reader: WindowReader, contexts: Sequence[int]) -> Integers:
 
 
 def _looks_ahead(reader: WindowReader, tokens: np.ndarray, longest: int) -> bool:
-    """Return whether losses in the first half of a window change with the tokens of its second half."""
+    """Return whether losses in a window's first half change with the tokens in its second half."""
     middle = longest // 2
     targets = np.append(np.arange(1, middle + 1), longest)  # the last one only lengthens the window
     begins = np.zeros_like(targets)
@@ -105,6 +105,6 @@ def _finite_losses(
 
 
 def _are_close(losses: Array, expected: Array) -> bool:
-    """Return whether losses are equal up to the rounding of float32."""
+    """Return whether losses are equal up to float32 rounding."""
     tolerance = 1e-6 + ROUNDING * expected.std()
     return np.allclose(losses, expected, rtol=1e-6, atol=tolerance)

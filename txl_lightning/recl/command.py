@@ -31,8 +31,8 @@ from txl_lightning.recl.results import group_results
 from txl_lightning.recl.text import GroupText, group_text
 from txl_lightning.recl.windows import window_losses
 
-SCHEMA_VERSION = 12  # of docs/recl.schema.json
-LARGEST = 700.0  # nats; a perplexity of a larger loss would overflow
+SCHEMA_VERSION = 12  # as in docs/recl.schema.json
+LARGEST = 700.0  # nats; a larger loss's perplexity would overflow
 ROUNDING = 1e-3
 LABEL = re.compile(r"[\w.+-]+")
 
@@ -42,12 +42,12 @@ class Group:
     """Models, their text, and the contexts and positions to score.
 
     Args:
-        options: options of the command, with split and precision as they are used.
+        options: the command's options, with split and precision as used.
         contexts: the grid.
         members: the models, checked.
         text: the text.
         positions: t, [P].
-        blocks: block of each position, [P].
+        blocks: block index per position, [P].
     """
 
     options: ReclOptions
@@ -75,7 +75,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     """
     contexts = checked_contexts(options)
     started = time.perf_counter()
-    with process_group():  # an error on one rank then ends the others too
+    with process_group():  # an error on one rank then ends all ranks
         group = load(options, contexts)
         losses = {member.name: model_losses(member, group) for member in group.members}
         rank, _ = rank_and_world_size()
@@ -104,7 +104,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
 
 
 def checked_contexts(options: ReclOptions) -> list[int]:
-    """Check the options and return the grid of contexts."""
+    """Check the options and return the context grid."""
     check_common_options(options)
     contexts = options.contexts
     if contexts is None:
@@ -154,7 +154,7 @@ def load(options: ReclOptions, contexts: list[int]) -> Group:
 
 
 def model_losses(member: Member, group: Group) -> Array:
-    """Return l(c, t), [C, P], in nats, of one model.
+    """Return one model's l(c, t), [C, P], in nats.
 
     Raises:
         OptionError: a loss is nan, below 0 by more than `ROUNDING`, or `LARGEST` or more.
@@ -174,7 +174,7 @@ def model_losses(member: Member, group: Group) -> Array:
 
 
 def results_of(group: Group, losses: dict[str, Array]) -> Entries:
-    """Return the entries of `recl.json`, apart from the seconds."""
+    """Return the entries in `recl.json`, apart from the seconds."""
     options = group.options
     corpus = group.text.corpus
     results = group_results(

@@ -1,4 +1,4 @@
-"""RECL in Python, without the command: models or plain functions on an array of tokens."""
+"""RECL in Python, without the command: models or plain functions on a token array."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from txl_lightning.recl.windows import window_losses, window_reader
 
 
 class LossFunction:
-    """Language model of a function from tokens to losses.
+    """Language model around a function from tokens to losses.
 
     Args:
-        function: takes tokens, [B, T + 1], and returns the loss in nats of each but the first, [B,
-            T], as a tensor or an array: -log P(x_t | x_0 … x_{t-1}).
+        function: takes tokens, [B, T + 1], and returns every token's loss except the first's, in nats, [B, T], as a
+            tensor or an array: -log P(x_t | x_0 … x_{t-1}).
     """
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
@@ -34,7 +34,7 @@ class LossFunction:
         targets_BT: Tensor,
         state: None = None,
     ) -> tuple[Tensor, None]:
-        """Return the losses of the targets; the first tokens are context if targets are fewer."""
+        """Return the targets' losses; with fewer targets than tokens, the first tokens are only context."""
         last_BT = targets_BT[:, -1:]
         window_BT = torch.cat([tokens_BT, last_BT], dim=1)
         nll_BT = torch.as_tensor(self.function(window_BT))
@@ -57,9 +57,8 @@ def compare(
         tokens: the text, one-dimensional.
         contexts: the grid, ascending.
         n_positions: positions to score, as `position_blocks` chooses them.
-        texts: text of each token; None to show numbers.
-        definition: fractions, threshold, bootstrap and seed of
-            `relative_effective_context_lengths`.
+        texts: each token's text; None to show numbers.
+        definition: fractions, threshold, bootstrap and seed for `relative_effective_context_lengths`.
     """
     positions, blocks = position_blocks(len(tokens), n_positions, contexts)
     losses = {}

@@ -1,8 +1,8 @@
-"""Definition of relative effective context length, RECL (section 4.3 and appendix C), on measured losses.
+"""Relative effective context length, RECL (section 4.3 and appendix C), computed from measured losses.
 
-The models of a group are scored at the same P positions with exactly c tokens of context, for every
-c of a grid c_0 < c_1 < …, by default in even steps Δ. Shape letters: I models, C contexts, P
-positions in B blocks, S bootstrap samples, R fractions, V values.
+All models in a group are scored at the same P positions with exactly c context tokens, for every c in a grid c_0 < c_1
+< …, by default in even steps Δ. Shape letters: I models, C contexts, P positions in B blocks, S bootstrap samples, R
+fractions, V values.
 """
 
 from __future__ import annotations
@@ -29,28 +29,27 @@ BUCKET = 128  # distinct losses
 
 @dataclass(frozen=True)
 class EffectiveContext:
-    """RECL of one model in its group at one fraction r of hardest positions.
+    """One model's RECL in its group, at one fraction r of hardest positions.
 
     Args:
         value: RECL in tokens: the first c whose relative gain is below the threshold, at most
             `limit`.
         at_least: whether `value` is only a lower bound: no gain on the grid was below the
             threshold.
-        low: lower end of the percentile interval of RECL over resampled blocks of positions.
+        low: lower end of RECL's percentile interval over resampled blocks.
         high: upper end of that interval.
         high_at_least: whether `high` is only a lower bound.
-        guarded: RECL that also ends where the model's own mean loss no longer falls, over all or
-            over hard positions.
+        guarded: RECL that also ends where the model's mean loss no longer falls, over all or over hard positions.
         guarded_at_least: whether `guarded` is only a lower bound.
-        guarded_low: lower end of the interval of `guarded`.
+        guarded_low: lower end of the interval for `guarded`.
         guarded_high: upper end of that interval.
         guarded_high_at_least: whether `guarded_high` is only a lower bound.
         gains_again: first context beyond `value` to which a step gains the threshold again; None if
             there is none.
         limit: largest context that the model can see; None for no limit.
-        relative_gains: g(c, c') for every c of the grid but the last, with c' = c + Δ.
+        relative_gains: g(c, c') for every c in the grid except the last, with c' = c + Δ.
         perplexity_gains: exp f(c, c) - exp f(c, c') at these c (Figure 3).
-        perplexities: exp f(c, c) at these c, equal for all models of the group.
+        perplexities: exp f(c, c) at these c, equal for all models in the group.
     """
 
     value: int
@@ -80,7 +79,7 @@ def relative_effective_context_lengths(
     seed: int = 1,
     blocks: Integers | None = None,
 ) -> dict[str, dict[float, EffectiveContext]]:
-    """Return the RECL of every model of a group, for every fraction r of hardest positions.
+    """Return RECL for every model in a group and every fraction r of hardest positions.
 
         b(c,t)    = min_i l_i(c,t)
         T         = the fraction r of positions with the largest b(c,t), chosen for every c
@@ -90,24 +89,22 @@ def relative_effective_context_lengths(
         guarded_i = the first c with g_i(c, c + Δ) < threshold, or at which the mean of l_i(c + Δ, t) - l_i(c, t) over
                     all positions, or over the hard ones of `measured_steps`, is not below 0
 
-    f_i(c,c') keeps b(c,t) where more context is worse, so a step gains wherever single losses fall,
-    even if their mean rises: losses that fluctuate with c lengthen RECL, but hardly guarded RECL.
-    Compare RECL only within a group, on one grid. RECL does not depend on the order of models and
-    positions; its interval depends on the order of blocks.
+    f_i(c,c') keeps b(c,t) where more context is worse, so a step gains wherever single losses fall, even if their mean
+    rises: losses that fluctuate with c lengthen RECL, but hardly guarded RECL. Compare RECL only within a group, on one
+    grid. RECL does not depend on the order of models and positions; its interval depends on the block order.
 
     Args:
-        losses: l_i(c,t) of every model, [C, P], in nats.
+        losses: l_i(c,t) for every model, [C, P], in nats.
         contexts: the grid, ascending; c + Δ is the context after c, with another Δ for each c on an
             uneven grid.
         fractions: r, each in (0, 1].
         threshold: smallest relative gain that counts.
-        limits: number of tokens that each model can see; None for no limit. Losses beyond it are
-            those at the limit.
-        bootstrap: resamples of the blocks for the intervals; 0 for none (low = high = value).
-        seed: seed of the resampling.
-        blocks: block of each position, [P], from 0. Losses of neighbours are correlated; if
-            neighbours are not in one block, intervals are too narrow. None for a block per
-            position.
+        limits: tokens that each model can see; None for no limit. Losses for longer contexts repeat the loss at the
+            limit.
+        bootstrap: block resamples for the intervals; 0 for none (low = high = value).
+        seed: seed for resampling.
+        blocks: block index per position, [P], from 0. Neighbours' losses are correlated; unless neighbours share a
+            block, intervals are too narrow. None: every position is a block.
 
     Raises:
         OptionError: an option, the grid or the losses are not usable.
@@ -152,7 +149,7 @@ def check_definition(
     threshold: float,
     bootstrap: int,
 ) -> None:
-    """Check the grid and the options of RECL.
+    """Check the grid and RECL's options.
 
     Raises:
         OptionError: naming the option.
@@ -215,8 +212,8 @@ def _length(
 ) -> tuple[int, bool, int, int, bool]:
     """Return the first context at which gains end, at most the limit, and its interval over samples.
 
-    Whether the gains of the first sample, the text itself, did not end on the grid stands behind
-    the value, and whether a sample at the higher end did not end, behind that end.
+    A flag after the value says whether the gains did not end on the grid, in the first sample (the text itself). A flag
+    after the higher end says so for a sample at that end.
     """
     never_S: Booleans = np.logical_not(ends_SC.any(axis=1))
     first_S = ends_SC.argmax(axis=1)
@@ -243,16 +240,16 @@ def measured_steps(
     counts_SB: Array,
     block_P: Integers,
 ) -> tuple[Array, Array, Booleans]:
-    """Return the means of every step of the grid, from c to c', in each of S samples of blocks, in nats.
+    """Return the means for every grid step from c to c', in each block sample (S in all), in nats.
 
         T = the fraction r of a sample's positions with the largest b(c,t)
         H = the fraction r of a sample's positions with the largest sum_{c''<c} b(c'',t); all positions at c_0
 
-    These are f(c, c), common to all models, [R, S, C]; f_i(c, c'), [R, I, S, C]; and whether a
-    model's own mean loss does not fall, [R, I, S, C].
+    These are f(c, c), common to all models, [R, S, C]; f_i(c, c'), [R, I, S, C]; and whether a model's mean loss does
+    not fall, [R, I, S, C].
 
-    Fractions of n positions are rounded, halves up, to at least one. A model's own mean loss falls
-    if the mean of l_i(c',t) - l_i(c,t) is below 0 over all positions and over H.
+    A fraction times n positions is rounded, halves up, to at least one. A model's mean loss falls if the mean of
+    l_i(c',t) - l_i(c,t) is below 0 over all positions and over H.
 
     H has the largest mean best loss at shorter contexts: chosen at c itself, noise would look like
     gain. Chosen at later contexts, positions that gain at c' would be left out.
@@ -260,8 +257,8 @@ def measured_steps(
     Args:
         losses_ICP: l_i(c, t).
         fractions: r.
-        counts_SB: number of copies of each block in each sample.
-        block_P: block of each position.
+        counts_SB: how often each sample holds each block.
+        block_P: block index per position.
     """
     n_S = counts_SB @ np.bincount(block_P)
     sizes_RS = np.maximum(1, np.floor(np.outer(fractions, n_S) + 0.5))
@@ -293,10 +290,10 @@ def measured_steps(
 
 
 def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P: Integers) -> Array:
-    """Return means, [R, V, S], over the `sizes_RS` positions of each sample with the largest first values.
+    """Return means, [R, V, S], over each sample's `sizes_RS` positions with the largest first values.
 
-    Positions are sorted into buckets; equal values share one. Buckets before the one where T ends
-    are summed by blocks, and only within that one the positions of a sample are counted.
+    Positions are sorted into buckets; equal values share one. Buckets before the one where T ends are summed by blocks.
+    Only within that one are a sample's positions counted.
     """
     order = np.argsort(-values_VP[0])
     values_VP = values_VP[:, order]
@@ -322,7 +319,7 @@ def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P:
             weights = _shares_of_hardest(sorted_P, size, counts[:, block_P[start:stop]])
             for v, values_P in enumerate(
                 values_VP
-            ):  # one by one: rounding must not depend on others
+            ):  # one by one: rounding must not depend on other samples
                 sums_B = np.bincount(block_P[:start], values_P[:start], minlength=n_blocks)
                 totals_RVS[r, v, here] = counts @ sums_B + weights @ values_P[start:stop]
     return totals_RVS / sizes_RS[:, None]
@@ -331,13 +328,12 @@ def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P:
 def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Array:
     """Return how often each position is in T, [S, P]: the `size_S` positions with the largest losses.
 
-    Positions that tie for the last places share them equally; the order of positions does not
-    matter.
+    Positions that tie for the last places share them equally; the positions' order does not matter.
 
     Args:
         sorted_P: losses, descending.
         size_S: positions in T, in each sample.
-        counts_SP: count of each position in each sample.
+        counts_SP: how often each sample holds each position.
     """
     is_lower = sorted_P[1:] != sorted_P[:-1]
     is_first = np.concatenate([[True], is_lower])
@@ -351,7 +347,7 @@ def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Arra
 
 
 def resampled(n_blocks: int, n_samples: int, seed: int) -> Array:
-    """Return the counts [S, B] of B blocks drawn with replacement."""
+    """Return counts [S, B] for B blocks drawn with replacement."""
     evenly = np.full(n_blocks, 1 / n_blocks)
     counts_SB = np.random.default_rng(seed).multinomial(n_blocks, evenly, size=n_samples)
     return counts_SB.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Figures of `txl recl`: losses by context, gains of every step (Figure 3), differences. A model keeps its colour."""
+"""Figures for `txl recl`: losses by context, gains in every step (Figure 3), differences. A model keeps its colour."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw_figures(results: Entries, directory: Path) -> None:
         differences       loss minus the first model's, if there are several models
 
     Args:
-        results: contents of `recl.json`.
+        results: the parsed `recl.json`.
         directory: folder for the files.
     """
     styles = {}
@@ -46,8 +46,8 @@ def draw_figures(results: Entries, directory: Path) -> None:
 
 
 def _axes(results: Entries, contexts: list[int], title: str, quantity: str) -> Axes:
-    """Return axes with ticks at the contexts, or at some of them if there are many."""
-    axes = new_figure(5.4, 4.0).add_subplot()  # small: to be read at the width of a phone
+    """Return axes with ticks at the contexts, or at a selection if there are many."""
+    axes = new_figure(5.4, 4.0).add_subplot()  # small: readable on a phone
     axes.set(title=title, xlabel="context (tokens)", ylabel=quantity)
     if results["step"] is None:
         axes.set_xscale("log", base=2)
@@ -65,7 +65,7 @@ def _draw_curve(
     errors: Sequence[float],
     style: Entries,
 ) -> None:
-    """Draw a curve in a band of one standard error."""
+    """Draw a curve within ± one standard error."""
     axes.plot(contexts, values, **style)
     low = np.subtract(values, errors)
     high = np.add(values, errors)
@@ -85,7 +85,7 @@ def _losses(results: Entries, styles: Entries) -> Axes:
 
 
 def _gains(results: Entries, styles: Entries, names: list[str], r: float) -> Axes:
-    """Draw the gains of a group at r, and the gain that counts: threshold · exp f(c, c), equal for all its models."""
+    """Draw a group's gains at r, and the gain that counts: threshold · exp f(c, c), equal for all its models."""
     title = f"Gain of a step, hardest {r:.0%} of positions"
     if r == 1:
         title = "Gain of a step, all positions"
@@ -105,7 +105,7 @@ def _gains(results: Entries, styles: Entries, names: list[str], r: float) -> Axe
 
 
 def _differences(results: Entries, styles: Entries) -> Axes:
-    """Draw the loss of the other models minus the first one's; they are paired by position, so bands are narrow."""
+    """Draw every other model's loss minus the first one's; they are paired by position, so bands are narrow."""
     first = results["models"][0]["name"]
     contexts = results["contexts"]
     title = f"Loss minus the loss of {plain_text(first)} (± standard error)"

@@ -1,4 +1,4 @@
-"""Group of models that `txl recl` compares."""
+"""Models that `txl recl` compares as a group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from txl_lightning.recl.options import ReclOptions
 
 
 def references(options: ReclOptions) -> list[str]:
-    """Return the references of all models, `checkpoints` first, a pattern such as `run/step*.ckpt` as its files.
+    """Return all model references, `checkpoints` first; a pattern such as `run/step*.ckpt` becomes its files.
 
     Raises:
         OptionError: there is none, one is named twice, or a model has no known prefix.

@@ -1,4 +1,4 @@
-"""Causal language models of Hugging Face, read as transformers reads them; what is uncertain stands in the result."""
+"""Causal language models from Hugging Face, read as transformers reads them; the result states what is uncertain."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from txl_lightning.recl.effective_context import Entries
 from txl_lightning.recl.models import HUGGING_FACE, MODELS, Member, TokenizedText, foreign_errors
 from txl_lightning.recl.windows import WindowReader
 
-MOST_RESERVED = 8  # rows of a table of positions
-SHOWN = 20  # characters of a text that is changed
+MOST_RESERVED = 8  # rows in a position table
+SHOWN = 20  # characters around a changed text
 WEIGHTS_ALONE = "is weights alone: give the folder, with config.json and a tokenizer"
 WEIGHTS = {
     **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth"), WEIGHTS_ALONE),
@@ -34,11 +34,11 @@ NO_TOKENIZER = "has no tokenizer: save the model's own beside it (tokenizer.save
 
 
 class HuggingFaceModel(nn.Module):
-    """Language model around a causal model of transformers, which carries no state: it is read in windows.
+    """Language model around a causal transformers model; it carries no state and is read in windows.
 
     Args:
-        model: model of `AutoModelForCausalLM`.
-        begin_of_text: tokens read before the first token of a window, in addition to its context.
+        model: an `AutoModelForCausalLM`.
+        begin_of_text: tokens read before a window's first token, in addition to its context.
     """
 
     def __init__(self, model: Any, begin_of_text: Sequence[int] = ()) -> None:
@@ -53,8 +53,8 @@ class HuggingFaceModel(nn.Module):
     def restore(self) -> None:
         """Restore all modules as they were loaded.
 
-        Some rotations keep the angles of the longest window so far, and some classes exchange their
-        attention for good.
+        Some rotations keep the angles from the longest window so far, and some classes exchange their attention for
+        good.
         """
         if not self.loaded:
             for module in self.model.modules():
@@ -69,14 +69,16 @@ class HuggingFaceModel(nn.Module):
         targets_BT: Tensor,
         state: None = None,
     ) -> tuple[Tensor, None]:
-        """Return the loss of each target in nats, in float32; the first tokens are context if targets are fewer."""
+        """Return each target's loss in nats, in float32; with fewer targets than tokens, the first tokens are only
+        context.
+        """
         T = tokens_BT.shape[1]
         first = T - targets_BT.shape[1]
         places_C = torch.arange(first, T, device=tokens_BT.device)
         return self.losses_at(tokens_BT, targets_BT, places_C), None
 
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor) -> Tensor:
-        """Return the losses, [B, C], of the targets after the tokens at `places_C` of a text that begins with them."""
+        """Return the losses, [B, C], for the targets after the tokens at `places_C` in a text that begins with them."""
         if self.begin_of_text:
             begin_BT = tokens_BT.new_tensor(self.begin_of_text).expand(len(tokens_BT), -1)
             tokens_BT = torch.cat([begin_BT, tokens_BT], dim=1)
@@ -94,7 +96,7 @@ class HuggingFaceModel(nn.Module):
 
 
 def _copied_attributes(attributes: Entries) -> Entries:
-    """Return the attributes of a module, with copies of the dictionaries of its parts."""
+    """Return a module's attributes, with copies of its parts' dictionaries."""
     copied = dict(attributes)
     for name in ("_modules", "_parameters", "_buffers"):
         copied[name] = copy.copy(attributes[name])
@@ -109,14 +111,14 @@ def load_huggingface(
 ) -> Member:
     """Load a causal language model and its tokenizer, by name on the hub or from the folder it was saved in.
 
-    Code of a repository is never run (`trust_remote_code` is off).
+    Code in a repository is never run (`trust_remote_code` is off).
 
     Args:
         reference: `hf:` and a name on the hub, such as `gpt2`, or a folder.
         name: name in tables and figures.
         longest_context: tokens that the model should read.
-        begin_of_text: read the tokenizer's begin-of-text token before every window; None for what
-            the tokenizer itself puts before a text.
+        begin_of_text: read the tokenizer's begin-of-text token before every window; None for what the tokenizer itself
+            puts before a text.
 
     Raises:
         OptionError: transformers is not installed, the model or its tokenizer cannot be loaded,
@@ -174,7 +176,7 @@ def _source(reference: str) -> str:
     """Return the folder or the name on the hub; a path in a folder that exists is no name.
 
     Raises:
-        OptionError: the path is a file of weights, an adapter, or a folder without a model.
+        OptionError: the path is a weights file, an adapter, or a folder without a model.
     """
     source = reference.removeprefix(HUGGING_FACE)
     path = Path(source).expanduser()
@@ -195,7 +197,7 @@ def _source(reference: str) -> str:
 
 
 def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, Entries]:
-    """Return the model, and entries of `recl.json` about what of its folder is not used.
+    """Return the model, and `recl.json` entries about what is not used from its folder.
 
     Raises:
         OptionError: weights are missing, or the model has an encoder.
@@ -237,9 +239,8 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
     """Return the tokens to read before every window.
 
     Args:
-        tokenizer: tokenizer of the model.
-        begin_of_text: True for its begin-of-text token, False for none, None for what it puts
-            before a text itself.
+        tokenizer: the model's tokenizer.
+        begin_of_text: True: its begin-of-text token; False: none; None: what it puts before a text itself.
         reference: the model.
 
     Raises:
@@ -258,12 +259,12 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
 
 
 def position_table(model: Any, positions: int) -> tuple[int, str] | None:
-    """Return the number of positions that a table of the model has, and its name; None without one.
+    """Return how many positions the model's table has, and the table's name; None without one.
 
     Rotations, biases by distance and recurrences do not end, whatever the config says.
 
     Args:
-        model: model of transformers.
+        model: a transformers model.
         positions: number of positions by its config.
     """
     for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -283,10 +284,10 @@ def position_table(model: Any, positions: int) -> tuple[int, str] | None:
 
 
 def tokenized(tokenizer: Any, text: str, reference: str) -> TokenizedText:
-    """Return the tokens of a text without any special token.
+    """Return a text's tokens without any special token.
 
     Raises:
-        OptionError: the tokenizer knows nothing of the text: its files are missing.
+        OptionError: the tokenizer knows no token in the text: its files are missing.
     """
     encoded = tokenizer(
         text,

@@ -1,4 +1,4 @@
-"""Use of context by one model: losses by context; differences of two models."""
+"""How one model uses context: losses by context; differences between two models."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from txl_lightning.recl.effective_context import (
 )
 from txl_lightning.recl.windows import window_losses, window_reader
 
-NEAR = 0.01  # of the loss at the longest context
+NEAR = 0.01  # relative to the loss at the longest context
 
 
 @dataclass(frozen=True)
 class ContextCurve:
-    """Loss of a model by context, and its RECL in a group of one.
+    """A model's loss by context, and its RECL in a group with only this model.
 
     Args:
         nll: mean loss over the positions at each context, in nats.
-        standard_error: standard error of `nll` over the blocks of positions, in nats.
+        standard_error: standard error of `nll` over position blocks, in nats.
         within_1_percent: see `within_1_percent`.
         recl: RECL by fraction r of hardest positions.
     """
@@ -50,7 +50,7 @@ def context_curve(
     blocks: Integers | None = None,
     **definition: Any,
 ) -> ContextCurve:
-    """Measure a model's loss at several contexts and its RECL on its own.
+    """Measure a model's loss at several contexts and its RECL without other models.
 
     The model keeps its training mode and its lengths. Under `torch.distributed` all ranks must call
     this function.
@@ -58,13 +58,12 @@ def context_curve(
     Args:
         model: any language model.
         tokens: the split, one-dimensional.
-        positions: positions t of the targets, from `position_blocks`.
+        positions: target positions t, from `position_blocks`.
         contexts: the grid c_0, c_0 + Δ, ….
         trained_len: see `window_reader`.
         clamp_len: see `window_reader`.
-        blocks: block of each position, from `position_blocks`; None for a block per position.
-        definition: fractions, threshold, bootstrap and seed of
-            `relative_effective_context_lengths`.
+        blocks: block index per position, from `position_blocks`; None: every position is a block.
+        definition: fractions, threshold, bootstrap and seed for `relative_effective_context_lengths`.
     """
     if blocks is None:
         blocks = np.arange(len(positions))
@@ -99,11 +98,10 @@ def within_1_percent(nll_C: Array, contexts: Sequence[int]) -> int:
 
 
 def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[Entries]:
-    """Return the difference of mean losses of every two models at each context, paired by position, in nats.
+    """Return the difference in mean loss between every two models at each context, paired by position, in nats.
 
-    The standard error is over blocks of the differences, which fluctuate less than the losses of
-    either model. `low` and `high` are the ends of the 95 % interval, 1.96 standard errors on either
-    side.
+    The standard error is taken over blocks of differences: these fluctuate less than either model's losses. `low` and
+    `high` are the 95 % interval, 1.96 standard errors on either side.
     """
     differences = []
     for model, minus in combinations(losses, 2):

@@ -1,7 +1,7 @@
-"""Models that `txl recl` compares, and their tokens of a text.
+"""Models that `txl recl` compares, and how they tokenize a text.
 
-A `Member` is a checkpoint of a run, a causal model of Hugging Face (hf:, see `huggingface`) or the
-model that a Python function returns (py:).
+A `Member` is a run's checkpoint, a causal model from Hugging Face (hf:, see `huggingface`) or the model that a Python
+function returns (py:).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Speller = Callable[[int, int], list[str]]
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """Tokens of a text, as one model reads them.
+    """A text's tokens, as one model reads them.
 
     Args:
         tokens: token numbers, [K].
-        level: byte, char, word, bpe, ids, or token for the pieces of another tokenizer.
-        spell: returns the text of each token; the last token of a character has the character.
-        findings: entries of the model in `recl.json` that depend on the text.
+        level: byte, char, word, bpe, ids, or token for another tokenizer's pieces.
+        spell: returns each token's text; a character belongs to its last token.
+        findings: the model's `recl.json` entries that depend on the text.
     """
 
     tokens: np.ndarray
@@ -54,7 +54,7 @@ class TokenizedText:
     findings: Entries = field(default_factory=dict)
 
     def has_tokens_of(self, other: TokenizedText) -> bool:
-        """Return whether both texts have the same token numbers, or the same pieces of text."""
+        """Return whether both texts have the same token numbers, or the same text pieces."""
         if np.array_equal(self.tokens, other.tokens):
             return True
         n_tokens = len(self.tokens)
@@ -64,16 +64,16 @@ class TokenizedText:
 
 @dataclass(frozen=True)
 class Member:
-    """One model of a group, in evaluation mode.
+    """One model in a group, in evaluation mode.
 
     Args:
         name: name in tables and figures.
-        reference: path of the checkpoint, or `hf:NAME` or `py:module.function`.
+        reference: checkpoint path, or `hf:NAME` or `py:module.function`.
         kind: size, encoding and recurrence, in words.
-        reader: reader of windows.
-        trained: contents of the checkpoint; None for a model from elsewhere.
-        tokenize: function from the bytes of a text to its `TokenizedText`, of a model from elsewhere.
-        findings: further entries of the model in `recl.json`, beside `facts`.
+        reader: reads windows.
+        trained: the checkpoint's contents; None for a model from elsewhere.
+        tokenize: for a model from elsewhere, maps a text's bytes to its `TokenizedText`.
+        findings: further `recl.json` entries, besides `facts`.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Member:
         return replace(self, findings={**self.findings, **entries})
 
     def facts(self) -> Entries:
-        """Return the entries of `recl.json` about the model itself and how it is read."""
+        """Return the `recl.json` entries about the model itself and how it is read."""
         return {
             "checkpoint": self.reference,
             "kind": self.kind,
@@ -106,7 +106,7 @@ class Member:
 
 @contextmanager
 def foreign_errors(reference: str, fault: str) -> Iterator[None]:
-    """Report an error of somebody else's code as a fault of the model, with its first sentence."""
+    """Report an error in somebody else's code as the model's fault, with its first sentence."""
     try:
         yield
     except UserError:
@@ -118,13 +118,12 @@ def foreign_errors(reference: str, fault: str) -> Iterator[None]:
 
 
 def load_run(path: str, name: str, clamp_len: int | None) -> Member:
-    """Load a checkpoint of a run.
+    """Load a run's checkpoint.
 
     Args:
-        path: path of the checkpoint.
+        path: checkpoint path.
         name: name in tables and figures.
-        clamp_len: larger distances share one position; None for the length of the run's own
-            evaluation.
+        clamp_len: larger distances share one position; None: the value in the run's evaluation.
 
     Raises:
         OptionError: the checkpoint cannot be read.
@@ -158,7 +157,7 @@ def load_run(path: str, name: str, clamp_len: int | None) -> Member:
 
 
 def _kind_of_run(config: Config) -> str:
-    """Return size, encoding, recurrence and variant of a run, in words."""
+    """Return a run's size, encoding, recurrence and variant in words."""
     if isinstance(config.model, RecurrentModelConfig):
         return config.model.name
     memory = "no recurrence"
@@ -171,7 +170,7 @@ def _kind_of_run(config: Config) -> str:
 
 
 def vocabulary_speller(vocabulary: Vocabulary, tokens: np.ndarray) -> Speller:
-    """Return a speller of the tokens of a run."""
+    """Return a speller for a run's tokens."""
 
     def spell(begin: int, stop: int) -> list[str]:
         decoder = StreamDecoder(vocabulary)
@@ -182,12 +181,11 @@ def vocabulary_speller(vocabulary: Vocabulary, tokens: np.ndarray) -> Speller:
 
 
 def load_function(reference: str, name: str) -> Member:
-    """Call the function of `py:module.function` and return the language model it returns.
+    """Call the function named by `py:module.function` and return its language model.
 
-    The model has `score`. It may have `encode(text: bytes)`, which returns token numbers and the
-    bytes of each token (both [K]; the bytes sum to the text's), `limit`, the tokens that it can
-    see, and `one_pass`. Without `encode` its tokens are bytes. A module is also found in the
-    working directory.
+    The model has `score`. It may have `encode(text: bytes)`, which returns token numbers and each token's number of
+    bytes (both [K]; they sum to the text's length), `limit`, the tokens that it can see, and `one_pass`. Without
+    `encode` its tokens are bytes. A module is also found in the working directory.
 
     Raises:
         OptionError: there is no such function, or it returns no language model.
@@ -219,7 +217,7 @@ def load_function(reference: str, name: str) -> Member:
 
 
 def _tokens_of_function(model: Any, content: bytes, reference: str) -> TokenizedText:
-    """Return the tokens of `model.encode`, or bytes."""
+    """Return the tokens from `model.encode`, or bytes."""
     tokens = np.frombuffer(content, np.uint8)
     sizes = np.ones(len(content), dtype=np.int64)
     level = "byte"

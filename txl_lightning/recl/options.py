@@ -1,4 +1,4 @@
-"""Options of `txl recl`; read without torch."""
+"""Options for `txl recl`; read without torch."""
 
 from __future__ import annotations
 
@@ -16,38 +16,33 @@ NOT_NEGATIVE: Rule = (lambda x: x >= 0, "must be null or an integer >= 0")
 
 @dataclass
 class ReclOptions(LoggedOptions, PrecisionOptions):
-    """Options of `txl recl`: relative effective context length of a group of models (appendix C).
+    """Options for `txl recl`: relative effective context length for a group of models (appendix C).
 
     Args:
-        checkpoints: checkpoints of `txl train`, all trained on one corpus.
+        checkpoints: checkpoints from `txl train`, all trained on one corpus.
         models: further models: hf:NAME_OR_PATH (Hugging Face) or py:module.function (returns a
             model).
-        names: names of the models in tables and figures; null for the names of their run
-            directories.
-        groups: a label for each model; models with one label, such as the seeds of a model, form a
-            group of their own; null for one group of all.
-        begin_of_text: whether to read the begin-of-text token of hf: models before every window,
-            beside the context; null for what the tokenizer itself puts before a text.
-        split: train, valid or test; null for test, or for the whole of another text (`data_path`).
+        names: model names in tables and figures; null for the names of their run directories.
+        groups: a label for each model; models with one label, such as several seeds, form a group; null for one group
+            with all.
+        begin_of_text: whether to read the begin-of-text token of hf: models before every window, beside the context;
+            null for what the tokenizer itself puts before a text.
+        split: train, valid or test; null for test, or for another text (`data_path`) as a whole.
         contexts: the grid, ascending; null for first_context, first_context + step, … max_context.
         first_context: smallest context in tokens.
         step: distance between contexts in tokens.
         max_context: largest context in tokens.
-        n_positions: number of positions to score, in blocks spread evenly over the split.
-        position_seed: moves each block to a place drawn within its part of the split; null for the
-            end of the part.
+        n_positions: positions to score, in blocks spread evenly over the split.
+        position_seed: moves each block to a place drawn within its part of the split; null for the part's end.
         fractions: fractions r of hardest positions, each in (0, 1].
         threshold: relative gain below which more context no longer counts.
-        bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no
-            intervals.
-        documents: respect: no window begins before the document of the token before its target,
-            where documents are known; ignore: windows begin anywhere, and models that tell
-            documents apart no longer do.
-        seed: seed of the resampling.
-        clamp_len: larger distances share one position; null for the length of each run's own
-            evaluation, or else the longest distance of its training; -1 for no limit.
-        data_path: the runs' own files where they have moved, or others to score; needed if no
-            checkpoint brings a corpus.
+        bootstrap: resamples of the position blocks for the confidence intervals; 0 for no intervals.
+        documents: respect: a window begins no earlier than the document of the token before its target, where documents
+            are known; ignore: windows begin anywhere, and models that tell documents apart no longer do.
+        seed: seed for resampling.
+        clamp_len: larger distances share one position; null for the length in each run's evaluation, or else the
+            longest distance in its training; -1 for no limit.
+        data_path: the runs' files where they have moved, or others to score; needed if no checkpoint brings a corpus.
     """
 
     checkpoints: list[str] = field(default_factory=list)

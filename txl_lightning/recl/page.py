@@ -1,4 +1,4 @@
-"""Page of `txl recl`: curves, tables, and the text coloured by what long context gives each token."""
+"""Page for `txl recl`: curves, tables, and the text coloured by what long context gives each token."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from txl_lightning.recl.effective_context import Array, Entries, Integers
 from txl_lightning.recl.report import notes, tables
 
 TEMPLATE = Path(__file__).with_name("page.html")
-MOST_BYTES = 1_800_000  # of passages
+MOST_BYTES = 1_800_000  # between passages
 PASSAGE = 64  # positions
-BEFORE = 64  # tokens of text before the first position of a passage
+BEFORE = 64  # tokens shown before a passage's first position
 CUT = "\ufffd"  # the rest of a character
-MOST_VALUES = 512  # losses of a token
+MOST_VALUES = 512  # per token
 
 
 def page(
@@ -27,14 +27,14 @@ def page(
     blocks: Integers,
     spell: Callable[[int, int], list[str]],
 ) -> str:
-    """Return one HTML file of at most 2 MB. Passages that do not fit are left out, evenly over the text.
+    """Return one HTML file, at most 2 MB. Passages that do not fit are left out, evenly over the text.
 
     Args:
-        results: contents of `recl.json`.
-        losses: l(c, t) of every model, [C, P], in nats.
+        results: the parsed `recl.json`.
+        losses: l(c, t) for every model, [C, P], in nats.
         positions: t, ascending.
-        blocks: block of each position.
-        spell: returns the text of every token from one position to before another.
+        blocks: block index per position.
+        spell: returns every token's text from one position to before another.
     """
     contexts = results["contexts"]
     last = len(contexts) - 1
@@ -69,7 +69,7 @@ def page(
 
 
 def _encode(value: Any) -> str:
-    """Return JSON that cannot end the element of a page that it stands in."""
+    """Return JSON that cannot end the HTML element that holds it."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 

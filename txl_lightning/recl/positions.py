@@ -11,7 +11,8 @@ from txl_lightning.errors import require
 from txl_lightning.recl.effective_context import Integers
 
 FEWEST_BLOCKS = 30  # for intervals from resampled blocks
-WIDTH = 4  # of a block, in grids of contexts: the windows that only its ends need are then about an eighth more
+# positions per block, in context grids: the windows that only its ends need are then about an eighth more
+WIDTH = 4
 
 
 def position_blocks(
@@ -20,28 +21,26 @@ def position_blocks(
     contexts: Sequence[int],
     seed: int | None = None,
 ) -> tuple[Integers, Integers]:
-    """Return P positions t, ascending, each with the longest context before it, and the block of each position.
+    """Return P positions t, ascending, each with the longest context before it, and the block index per position.
 
-    The split is divided into equal stretches. The block of a stretch ends at its last token, or
-    with a seed at one drawn from those at which the block fits into the stretch. Positions within a
-    block are Δ apart, the step of the grid of C contexts. One window of tokens then serves up to C
-    positions of a block, and P_b positions need P_b + C - 1 windows, the last C - 1 of them
-    shorter.
+    The split is divided into equal stretches. A stretch's block ends at its last token, or with a seed at a random one
+    where the block still fits into the stretch. Positions within a block are Δ apart, the step in the grid of C
+    contexts. One window then serves up to C positions in a block, and P_b positions need P_b + C - 1 windows, the last
+    C - 1 shorter.
 
         rasters = ⌈P Δ / (positions with the longest context before them)⌉
         blocks = max(30, P / (4 C rasters)), at most P
 
     On an uneven grid, Δ is its smallest step.
 
-    Larger blocks would save at most an eighth of the tokens, but fewer blocks make wider intervals.
-    Where the split is too short for P positions that are Δ apart, blocks have `rasters` positions
-    in each step.
+    Larger blocks would save at most an eighth of the tokens, but fewer blocks make wider intervals. Where the split is
+    too short for P positions that are Δ apart, blocks have `rasters` positions in each step.
 
     Args:
-        n_tokens: tokens of the split.
+        n_tokens: tokens in the split.
         n_positions: P.
         contexts: the grid, ascending.
-        seed: of the places of the blocks in their stretches; None for the ends.
+        seed: draws where blocks lie in their stretches; None for the ends.
 
     Raises:
         OptionError: the split has fewer such positions.
@@ -91,7 +90,7 @@ def _stretches(
     max_context: int,
     step: int,
 ) -> tuple[list[int], list[int]]:
-    """Return the edges of the stretches and the positions of each, in proportion to its length.
+    """Return the stretches' edges and each one's positions, in proportion to its length.
 
     The first stretch leaves room for the longest context if not every stretch has that much.
     """

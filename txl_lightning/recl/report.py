@@ -1,4 +1,4 @@
-"""Tables and notes of `txl recl`, for the terminal, recl.md and the page."""
+"""Tables and notes for `txl recl`: for the terminal, recl.md and the page."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NOTES = {
 
 
 def report_lines(results: Entries) -> list[str]:
-    """Return the lines of recl.md: the tables and their notes.
+    """Return recl.md as lines: the tables and their notes.
 
     Args:
-        results: contents of `recl.json`.
+        results: the parsed `recl.json`.
     """
     lines = []
     for table in tables(results):
@@ -34,7 +34,7 @@ def report_lines(results: Entries) -> list[str]:
 
 
 def tables(results: Entries) -> list[Entries]:
-    """Return how far the models look, their losses, and differences of two: title, header and rows of each table."""
+    """Return how far the models look, their losses, and pairwise differences: each table's title, header and rows."""
     found = [_lengths(results), _losses(results)]
     if results["differences"]:
         found.append(_differences(results))

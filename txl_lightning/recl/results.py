@@ -1,4 +1,4 @@
-"""Results of a group of models: the entries of `recl.json` that follow from losses."""
+"""Results for a group of models: the `recl.json` entries that follow from losses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from txl_lightning.recl.loss_by_context import loss_differences, mean_and_error,
 
 DEFINITION = {"fractions": [0.1, 0.5, 1.0], "threshold": 0.01, "bootstrap": 1000, "seed": 1}
 ONE_GROUP = "all"
-UNKNOWN: Entries = {  # of a model, unless its reader says otherwise
+UNKNOWN: Entries = {  # unless the model's reader says otherwise
     "kind": "",
     "scoring": "one pass",
     "limit": None,
@@ -47,19 +47,18 @@ def group_results(
     begins: Integers | int = 0,
     **definition: Any,
 ) -> Entries:
-    """Return the entries of `recl.json` that follow from losses.
+    """Return the `recl.json` entries that follow from losses.
 
     Args:
-        losses: l(c, t) of every model, [C, P], in nats.
+        losses: l(c, t) for every model, [C, P], in nats.
         contexts: c.
         positions: t, [P].
-        blocks: block of each position, [P].
-        unit: ppl, exp of a loss; or bpc or bpb, a loss in bits.
-        labels: group of each model; None for one group of all.
+        blocks: block index per position, [P].
+        unit: ppl, exp(loss); or bpc or bpb, a loss in bits.
+        labels: each model's group; None for one group with all.
         limits: tokens that each model can see.
-        begins: first token that the context of each position may have, [P].
-        definition: fractions, threshold, bootstrap and seed of
-            `relative_effective_context_lengths`.
+        begins: first token that each position's context may have, [P].
+        definition: fractions, threshold, bootstrap and seed for `relative_effective_context_lengths`.
     """
     definition = {**DEFINITION, **definition}
     if labels is None:
@@ -107,7 +106,7 @@ def _loss_entries(
     blocks: Integers,
     unit: str,
 ) -> Entries:
-    """Return the mean loss at each context and its standard error, in nats and in the unit of reports."""
+    """Return the mean loss at each context and its standard error, in nats and in the reports' unit."""
     nll_C, error_C = mean_and_error(losses_CP, blocks)
     value_C = nll_C / np.log(2)
     scale_C = np.full(len(nll_C), 1 / np.log(2))

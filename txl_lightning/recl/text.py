@@ -1,4 +1,4 @@
-"""Text that all models of a group read."""
+"""Text that all models in a group read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from txl_lightning.recl.effective_context import Entries, Integers
 from txl_lightning.recl.models import CHECKPOINTS, Member, TokenizedText, vocabulary_speller
 from txl_lightning.recl.options import ReclOptions
 
-BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))  # of no character, as Python decodes them
+BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))  # bytes in no character, as Python decodes them
 
 
 @dataclass(frozen=True)
 class GroupText:
-    """A split of the text of a group.
+    """A split of the group's text.
 
     Args:
-        corpus: entry `corpus` of `recl.json`: `name`, `sha256` and `level`, byte, char, word or token;
-            losses are per unit of it.
-        tokens: the tokens, by name of the model.
-        documents: first token of each document, ascending from 0; 0 alone if they are unknown.
+        corpus: entry `corpus` in `recl.json`: `name`, `sha256` and `level`, byte, char, word or token; losses are per
+            unit at this level.
+        tokens: the tokens, by model name.
+        documents: each document's first token, ascending from 0; 0 alone if they are unknown.
     """
 
     corpus: Entries
@@ -36,14 +36,14 @@ class GroupText:
     documents: Integers = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
 
     def document_begins(self, positions: Integers) -> Integers:
-        """Return the first token of the document of the token before each position."""
+        """Return, for each position, the first token of the document that the preceding token belongs to."""
         last_read = positions - 1
         document_P = np.searchsorted(self.documents, last_read, side="right") - 1
         return self.documents[document_P]
 
 
 def group_text(members: Sequence[Member], options: ReclOptions, split: str) -> GroupText:
-    """Load a split of the text of all members.
+    """Load a split of the text for all members.
 
     Checkpoints bring their corpus. Without any, or with `data_path`, it is that file.
 
@@ -75,7 +75,7 @@ def group_text(members: Sequence[Member], options: ReclOptions, split: str) -> G
 
 
 def _corpus(member: Member, data_path: Any, split: str) -> Corpus:
-    """Load the corpus of a run, or the text `data_path` as the run reads it."""
+    """Load a run's corpus, or the text `data_path` as the run reads it."""
     assert member.trained is not None
     is_whole = split == WHOLE
     return checkpoint_corpus(member.trained, member.reference, data_path, CHECKPOINTS, is_whole)
@@ -87,10 +87,10 @@ def _text_of_runs(
     split: str,
     respects_documents: bool,
 ) -> GroupText:
-    """Return the tokens of every run, and where documents begin.
+    """Return every run's tokens, and where documents begin.
 
-    For a run with `memory.reset=document` the first token of every document is marked. If documents
-    are not respected, no token is marked and no document begins.
+    With `memory.reset=document` each document's first token is marked. If documents are not respected, no token is
+    marked and no document begins.
     """
     first = corpora[0]
     first_tokens = without_marks(first.splits[split])
@@ -117,7 +117,7 @@ def _text_of_runs(
 
 
 def _content(corpus: Corpus, split: str) -> bytes:
-    """Return the text of a corpus as its tokens have it."""
+    """Return a corpus's text as its tokens have it."""
     vocabulary = corpus.vocabulary
     tokens = without_marks(corpus.splits[split])
     if vocabulary.level in ("word", "ids"):
@@ -126,7 +126,7 @@ def _content(corpus: Corpus, split: str) -> bytes:
 
 
 def _text_file(path: Any, split: str) -> tuple[str, str, bytes]:
-    """Return the name, the checksum and the bytes of a text, without parts of a character at either end."""
+    """Return a text's name, checksum and bytes, without partial characters at either end."""
     allowed = "must be a text file: no checkpoint brings a corpus"
     require(path is not None, "data_path", path, allowed)
     try:

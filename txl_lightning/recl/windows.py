@@ -1,4 +1,4 @@
-"""Losses with exactly c tokens of context (appendix C): windows, each read from a fresh state.
+"""Losses with exactly c context tokens (appendix C): windows, each read from a fresh state.
 
 Shape letters: B windows, T tokens, C contexts, P positions, N targets, W windows.
 """
@@ -31,14 +31,13 @@ CHUNK = 256
 
 @dataclass(frozen=True)
 class WindowReader:
-    """Reader of windows of c tokens, each from a fresh state.
+    """Reader for windows with c tokens, each from a fresh state.
 
     Args:
         model: model with its lengths set for reading windows.
-        segment_len: windows are read in segments of this length, the last one complete; None to
-            read them whole.
-        limit: only the last `limit` tokens of a longer window are read; None for no limit.
-        one_pass: whether the loss of a window's c-th target is the loss of a window of c tokens.
+        segment_len: windows are read in segments of this length, the last one complete; None to read them whole.
+        limit: only the last `limit` tokens in a longer window are read; None for no limit.
+        one_pass: whether the c-th target in a window has the same loss as in a window with c tokens.
     """
 
     model: LanguageModel
@@ -47,13 +46,13 @@ class WindowReader:
     one_pass: bool = False
 
     def visible(self, context: int) -> int:
-        """Return how many of c tokens the model can see."""
+        """Return how many among c tokens the model can see."""
         if self.limit is None:
             return context
         return min(context, self.limit)
 
     def windows_at_once(self, context: int) -> int:
-        """Return the windows of c tokens in a batch: fewer tokens beyond long windows."""
+        """Return how many windows with c tokens make a batch: beyond long windows, it has fewer tokens."""
         tokens = BATCH_TOKENS
         if isinstance(self.model, TransformerXL):
             tokens = TRANSFORMER_XL_TOKENS
@@ -62,7 +61,7 @@ class WindowReader:
         return max(1, tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
 
     def losses(self, windows_BT: Tensor, contexts: Integers) -> Tensor:
-        """Return the losses, [B, C], in nats, of each window's c-th target for every c, ascending.
+        """Return the losses, [B, C], in nats: for each window its c-th target, for every c, ascending.
 
         Windows have T + 1 tokens, 1 <= c <= T. A long window is read in chunks, with keys and
         values or a recurrent state carried: the memory needed then grows with T, not with T².
@@ -89,7 +88,7 @@ def _losses_at(
     windows_BT: Tensor,
     contexts: Integers,
 ) -> Tensor:
-    """Score the wanted targets of whole windows, without the others."""
+    """Score only the wanted targets in whole windows."""
     places_C = torch.as_tensor(contexts - 1, device=windows_BT.device)
     tokens_BT = windows_BT[:, :-1]
     targets_BC = without_marks(windows_BT[:, 1:][:, places_C])
@@ -127,27 +126,23 @@ def window_reader(
     trained_len: int | None = None,
     clamp_len: int | None = None,
 ) -> WindowReader:
-    """Return a reader that gives a model exactly c tokens of context.
+    """Return a reader that gives a model exactly c context tokens.
 
-    Attention reads the window as one segment in which every token attends to all tokens before it:
-    equal to shorter segments with an unlimited memory. The memory before the window is empty, even
-    for `memory_start="zeros"`: attended zeros would be context that is no token. One pass over a
-    window then gives the loss of every shorter window with the same first token, as for every
-    causal language model.
+    Attention reads the window as one segment in which every token attends to all tokens before it: equal to shorter
+    segments with an unlimited memory. The memory before the window is empty, even for `memory_start="zeros"`: attended
+    zeros would be context without tokens. One pass over a window then gives the loss for every shorter window with the
+    same first token, as in every causal language model.
 
-    Absolute positions are counted from the end of a window, so each context has windows of its own.
-    They mean nothing beyond the length they were trained with: without recurrence such a model sees
-    at most that length; with recurrence it reads segments of that length, with the memory of its
-    training between them. Variants of the model for which one pass is not exact say so (`cannot`)
-    and read such segments with their own lengths. Encodings of distances have no limit: sinusoids
-    exist for any distance, and a trained table repeats its farthest row (Table 8 has both beyond
-    their trained lengths).
+    Absolute positions are counted from a window's end, so each context needs separate windows. They mean nothing beyond
+    the length they were trained with: without recurrence such a model sees at most that length; with recurrence it
+    reads segments of that length, with training's memory between them. Model variants for which one pass is not exact
+    say so (`cannot`) and read such segments with their lengths. Encodings of distances have no limit: sinusoids exist
+    for any distance, and a trained table repeats its farthest row (Table 8 has both beyond their trained lengths).
 
     Args:
-        model: any language model. Only `score` is used of a model that is not a TransformerXL.
-        trained_len: tokens of a training segment with its extended context; needed where one pass
-            is not exact.
-        clamp_len: larger distances share one position; None for the model's own.
+        model: any language model. For a model that is not a TransformerXL only `score` is used.
+        trained_len: tokens in a training segment with its extended context; needed where one pass is not exact.
+        clamp_len: larger distances share one position; None for the model's value.
 
     Raises:
         OptionError: `trained_len` is needed and not given, or `clamp_len` is not allowed.
@@ -182,19 +177,19 @@ def read_windows(
     targets_N: Integers,
     title: str = "",
 ) -> Array:
-    """Return -log P(x_t | x_begin … x_{t-1}) of N targets t, [N], in nats.
+    """Return -log P(x_t | x_begin … x_{t-1}) for N targets t, [N], in nats.
 
-    A reader with a limit begins later. In one pass all targets with the same begin share a window,
-    and a batch may have windows of several lengths: a shorter one is read farther than needed, if
-    need be beyond the split, which its own targets ignore. Otherwise each target has a window, and
-    all windows of a batch have one length. The windows are divided among the ranks.
+    A reader with a limit begins later. In one pass all targets with the same begin share a window, and a batch may mix
+    window lengths: a shorter one is read farther than needed, if need be beyond the split, and its targets ignore the
+    surplus. Otherwise each target has a window, and all windows in a batch have one length. The ranks share the
+    windows.
 
     Args:
         reader: reader from `window_reader`.
         tokens: the split, one-dimensional.
         begins_N: first token of each target's context.
         targets_N: t.
-        title: of the progress that the first rank shows; "" for none.
+        title: title for the progress that the first rank shows; "" for none.
     """
     if reader.limit is not None:
         begins_N = np.maximum(begins_N, targets_N - reader.limit)
@@ -228,7 +223,7 @@ def read_windows(
 
 
 def _padded_windows(tokens: np.ndarray, begins_B: Integers, longest: int) -> Tensor:
-    """Return windows of one length, [B, T + 1]; beyond the split its last token is repeated."""
+    """Return windows with one length, [B, T + 1]; beyond the split its last token is repeated."""
     places_BT = begins_B[:, None] + np.arange(longest + 1)
     places_BT = np.minimum(places_BT, len(tokens) - 1)
     return torch.from_numpy(tokens[places_BT].astype(np.int64))
@@ -239,7 +234,7 @@ def _batches(
     order_W: Integers,
     lengths_W: Integers,
 ) -> Iterator[Integers]:
-    """Yield windows, the longest first, in batches; of one length where one pass is not exact."""
+    """Yield windows, the longest first, in batches; each with one length where one pass is not exact."""
     while len(order_W):
         length = int(lengths_W[order_W[0]])
         batch = order_W[: reader.windows_at_once(length)]
@@ -259,17 +254,16 @@ def window_losses(
 ) -> Array:
     """Return l(c, t) = -log P(x_t | x_{t-c} … x_{t-1}), [C, P], in nats, each window from a fresh state.
 
-    A model with a limit sees the last tokens of the context. In one pass a window from t - c serves
-    all pairs (c, t) with the same t - c.
+    A model with a limit sees the context's last tokens. In one pass a window from t - c serves all pairs (c, t) with
+    the same t - c.
 
     Args:
         reader: reader from `window_reader`.
         tokens: the split, one-dimensional.
-        positions: t of the targets x_t, from `position_blocks` for few windows.
+        positions: positions t of the targets x_t, from `position_blocks` for few windows.
         contexts: c.
-        begins: first token that a window of each position may have, [P], below t: the context is
-            shorter there.
-        title: of the progress to show; "" for none.
+        begins: first token that each position's window may have, [P], below t: the context is shorter there.
+        title: title for the progress to show; "" for none.
 
     Raises:
         ValueError: a position has too few tokens before it.

@@ -1,4 +1,4 @@
-"""Guests: encodings, variants, corpora and measurements by name, a user's own among them.
+"""Guests: encodings, variants, corpora and measurements by name, including a user's.
 
     TXL_GUESTS=examples/layer_scale.py txl train variant=layer_scale
 
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from txl_lightning.errors import OptionError, require
 
-OWN = "txl_lightning.registry.own."  # before the names of modules that are files
+OWN = "txl_lightning.registry.own."  # prefix of the module names of files
 VARIABLE = "TXL_GUESTS"
 CHOICES: dict[
     tuple[str, str], dict[str, Any]
@@ -33,8 +33,8 @@ class Guests(dict[str, T]):
     """Guests of one kind by name.
 
     Args:
-        group: group of Hydra's, which names one.
-        homes: modules that register the package's own names; `{}` stands for the name that is asked for.
+        group: Hydra's group that chooses one.
+        homes: modules that register the built-in names; `{}` stands for the requested name.
     """
 
     def __init__(self, group: str, *homes: str) -> None:
@@ -62,7 +62,7 @@ class Guests(dict[str, T]):
         """Return a guest.
 
         Raises:
-            OptionError: none has this name, or a file of the variable cannot be imported.
+            OptionError: unknown name, or a file in the variable cannot be imported.
         """
         if name not in self:
             self._import_home(name)
@@ -79,7 +79,7 @@ class Guests(dict[str, T]):
 
 
 def of_a_file() -> str:
-    """Return how a name can be one of a user's file, for errors."""
+    """Return a hint for registering the name, for errors."""
     given = os.environ.get(VARIABLE) or "not set"
     return f"one that a file in the variable {VARIABLE} registers ({given})"
 

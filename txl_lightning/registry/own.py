@@ -1,4 +1,4 @@
-"""Parent of the modules of a user's files: unpickling an object of theirs, as a job on SLURM does, imports it first."""
+"""Parent of modules from a user's files: unpickling one of their objects, as a SLURM job does, imports it first."""
 
 from txl_lightning.registry import load_guests
 

@@ -1,4 +1,4 @@
-"""Text that every report shares: tables in Markdown, and the name of the machine, stated beside every speed."""
+"""Text that every report shares: Markdown tables, and the machine's name to state beside every speed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-# Brackets are markup only before these characters, underscores only at the ends of a word. Elsewhere they are not
-# escaped, to keep intervals and names readable in the source.
+# Brackets are markup only before these characters, underscores only at the ends of a word. Elsewhere they stay
+# unescaped, so intervals and names are readable in the source.
 MARKUP = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|\[(?=[\^!])")
 LINE_STARTS = re.compile(
     r"^([-+#=]+|\d+(?=[.)]))(?=[.)]?(\s|$))"
-)  # marks of lists, headings and rules
+)  # marks for lists, headings and rules
 ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 INFORMATION = Path("/proc/cpuinfo")
@@ -20,11 +20,11 @@ GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
 BFLOAT16 = {
     "avx512_bf16": "AVX512-BF16",
     "amx_bf16": "AMX",
-}  # instructions for products in bfloat16, by flag of Linux
+}  # instructions for bfloat16 products, by Linux flag
 
 
 def escape(value: object) -> str:
-    """Return text as one line of Markdown that cannot become markup."""
+    """Return text as one Markdown line that cannot become markup."""
     escaped = MARKUP.sub(r"\\\g<0>", str(value).translate(ENTITIES))
     line = " ".join(escaped.split())
     start = LINE_STARTS.match(line)
@@ -41,9 +41,9 @@ def markdown_table(
     """Return a pipe table.
 
     Args:
-        header: title of each column.
+        header: column titles.
         rows: cells of each row; they are escaped, as titles are.
-        right: columns to align to the right; None for those whose cells are all numbers or dashes.
+        right: columns to align to the right; None: the columns with only numbers or dashes.
     """
     if right is None:
         columns = range(len(header))
@@ -59,7 +59,7 @@ def _is_number(cell: str) -> bool:
 
 
 def processor() -> str:
-    """Return the model of the CPU, and on Linux its instructions for bfloat16: virtual machines hide some."""
+    """Return the CPU model, and on Linux its bfloat16 instructions: virtual machines hide some."""
     text = ""
     if INFORMATION.exists():
         text = INFORMATION.read_text()

@@ -1,4 +1,4 @@
-"""Empty figures, colours, and writing of figures to files; no display is needed."""
+"""Empty figures, colours, and figure files; no display is needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLOURS = (
     "#56B4E9",
 )  # Okabe and Ito: colour-blind safe
 MARKERS = "os^DvPX"  # one more than colours, so that 42 pairs differ
-MOST_LETTERS_OF_TWO = 26  # of a name in a legend of two columns
+MOST_LETTERS_OF_TWO = 26  # for a name in a legend with two columns
 
 
 def looks() -> Iterator[dict[str, Any]]:
@@ -33,7 +33,7 @@ def looks() -> Iterator[dict[str, Any]]:
 
 
 def new_figure(width: float = 7.0, height: float = 4.2) -> Figure:
-    """Return an empty figure of this size in inches."""
+    """Return an empty figure; the size is in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -45,17 +45,17 @@ def line_figure(
     title: str,
     log_y: bool = False,
 ) -> None:
-    """Draw curves, each with a colour and marker of its own.
+    """Draw curves, each with its colour and marker.
 
     Args:
         path: PNG to write; without a suffix PNG and SVG.
         curves: x and y values, by name.
-        x_label: label of the x axis, with its unit.
-        y_label: label of the y axis, with its unit.
-        title: title of the figure.
+        x_label: label for the x axis, with its unit.
+        y_label: label for the y axis, with its unit.
+        title: figure title.
         log_y: draw the y axis in logarithms.
     """
-    figure = new_figure(5.4, 4.0)  # small, so that its letters can be read at the width of a phone
+    figure = new_figure(5.4, 4.0)  # small, so its letters are readable on a phone
     axes = figure.add_subplot()
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     for (name, (xs, ys)), look in zip(curves.items(), looks(), strict=False):
@@ -107,7 +107,7 @@ def save_figure(figure: Figure, stem: Path) -> None:
         return
     figure.set_layout_engine(
         None
-    )  # what the PNG has stays: to place everything again takes half of the time
+    )  # what the PNG has stays: placing everything again takes half the time
     svg = stem.with_name(f"{stem.name}.svg")
     with matplotlib.rc_context({"svg.hashsalt": stem.name}):
         write_atomically(svg, lambda path: figure.savefig(path, metadata={"Date": None}))

@@ -1,4 +1,4 @@
-"""The code that a run was made with: version of the package, and commit of its checkout."""
+"""The code that a run used: package version, and the checkout's commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def code_version() -> dict[str, str | None]:
 
 @cache
 def commit() -> str | None:
-    """Return the commit of the checkout that holds this package; None if it was installed without one."""
+    """Return the commit of the checkout with this package; None if it was installed without one."""
     tracked = _git("ls-files", "--error-unmatch", "__init__.py")
     if tracked is None:  # an environment inside another repository
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import wandb
-from pydantic import ValidationError  # of W&B's settings
+from pydantic import ValidationError  # W&B's settings
 from wandb.sdk.lib.runid import generate_id
 
 from txl_lightning.config.schemas import LoggerConfig
@@ -19,7 +19,7 @@ DEFAULT_SETTINGS = {
     "silent": True,
     "console": "off",
     "save_code": True,
-}  # where no variable of W&B has one
+}  # where no W&B variable sets one
 
 
 def start_run(
@@ -36,15 +36,15 @@ def start_run(
     """Start a run whose files lie in `directory`.
 
     Args:
-        directory: run directory of the command.
+        directory: the command's run directory.
         logger: project, group, tags and mode.
-        job_type: name of the command, if the variable WANDB_JOB_TYPE has none.
+        job_type: the command's name, unless WANDB_JOB_TYPE sets one.
         config: configuration to show beside the run.
-        name: name of the run, if the variable WANDB_NAME has none; None for the command's.
+        name: run name, unless WANDB_NAME sets one; None: the command's name.
         tags: tags beside the logger's.
         run_id: id of a run to resume; None starts a new one.
-        takes_given_id: whether a new run has the id of the variable WANDB_RUN_ID, which an online training always
-            takes. Of several offline runs with one id an upload would keep the last only.
+        takes_given_id: whether a new run takes its id from WANDB_RUN_ID. An online training always does. An upload
+            would keep only the last one among offline runs with the same id.
 
     Raises:
         OptionError: W&B refuses the run (online without a key, no server, a wrong name), or one of its variables.
@@ -95,7 +95,7 @@ def start_run(
 
 
 def log_file(run: wandb.Run, panel: str, path: Path) -> None:
-    """Log an image, or a page of HTML as it is: links stay on the page."""
+    """Log an image, or an HTML page unchanged: links stay on the page."""
     if path.suffix == ".html":
         run.log({panel: wandb.Html(str(path), inject=False)})
     else:

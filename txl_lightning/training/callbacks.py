@@ -1,4 +1,4 @@
-"""Callbacks of a run: signals, the curve of validations, curves of losses by context, progress on the terminal."""
+"""Callbacks for a run: signals, the validation curve, loss curves by context, progress on the terminal."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class StopSignals(Checkpoint):
     """Ends the run at SIGTERM, SIGINT, SIGHUP or SIGUSR1 inside its `with` block, which then raises `Stopped`.
 
     While steps are trained a signal is only noted; after the step the state is saved and the run stops. It may reach
-    the ranks at different times: they agree in every step, so that all of them save the same one. A validation due at
-    that step runs first, as it would without the signal. Before and after training there is nothing to save and the run
-    stops at once, as it does at a second Ctrl-C.
+    the ranks at different times: they agree in every step, so all save the same one. A validation due at that step runs
+    first, as it would without the signal. Before and after training there is nothing to save and the run stops at once,
+    as it does at a second Ctrl-C.
 
     It is a checkpoint callback because Lightning calls those last.
 
     Args:
-        ranks: the processes of the run.
+        ranks: the run's processes.
 
     Attributes:
         checkpoint: saves the state; None if checkpoints are disabled.
@@ -133,7 +133,7 @@ class StopSignals(Checkpoint):
 
 
 class CurveFile:
-    """Lines of JSON, each with the number of `steps` after which it was measured."""
+    """JSON lines, each with the number of `steps` after which it was measured."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -150,7 +150,7 @@ class CurveFile:
         return [json.loads(line) for line in lines[:-1]]
 
     def keep_until(self, step: int) -> None:
-        """Remove the rows of steps that a resumed run does again."""
+        """Remove rows for steps that a resumed run does again."""
         text = ""
         for row in self.rows():
             if row["steps"] <= step:
@@ -160,7 +160,7 @@ class CurveFile:
 
 
 class ValidationCurve(Callback):
-    """Writes a line of `validation.jsonl` for each validation: steps, tokens, seconds, nll, and ppl, bpc or bpb.
+    """Writes a `validation.jsonl` line for each validation: steps, tokens, seconds, nll, and ppl, bpc or bpb.
 
     Args:
         directory: run directory.
@@ -176,7 +176,7 @@ class ValidationCurve(Callback):
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time of this run, including earlier sessions up to their last checkpoint."""
+        """This run's wall-clock time, including earlier sessions up to their last checkpoint."""
         return self._seconds_before + time.perf_counter() - self._started
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -211,21 +211,19 @@ class ValidationCurve(Callback):
 N_CONTEXTS = 8
 N_POSITIONS = 500
 FRACTIONS = [0.1, 0.5, 1.0]
-RECL_THRESHOLD = 0.01  # of appendix C
+RECL_THRESHOLD = 0.01  # in appendix C
 
 
 class ContextCurves(Callback):
-    """Scores fixed positions of the validation split with exactly c tokens of context, for several c.
+    """Scores fixed positions in the validation split with exactly c context tokens, for several c.
 
-    Logs `context/{unit}/{c}`, `context/within_1_percent`, `recl/{r}` and
-    `recl/{r}/guarded` over steps, in the words of `recl.json`. When training ends, `context_curve.png` shows the
-    losses over steps.
-    RECL is measured in a group with this model alone (appendix C); a larger group may give another value. Every rank
-    scores its share of the windows. Memory, streams and random state of the training stay unchanged. The time of a
-    measurement is excluded from tokens/s.
+    Logs `context/{unit}/{c}`, `context/within_1_percent`, `recl/{r}` and `recl/{r}/guarded` over steps, in the words
+    that `recl.json` uses. When training ends, `context_curve.png` shows the losses over steps. RECL is measured in a
+    group with this model alone (appendix C); a larger group may give another value. Every rank scores its share of the
+    windows. Training's memory, streams and random state stay unchanged. A measurement's time is excluded from tokens/s.
 
     Args:
-        config: its `context_curve`, and the lengths of training.
+        config: its `context_curve`, and training's lengths.
         tokens: the validation split.
         directory: run directory, for `context_curve.jsonl`.
 

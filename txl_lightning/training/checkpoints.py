@@ -57,7 +57,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
             ) from error
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the contents of a checkpoint, without running code stored in it.
+        """Return a checkpoint's contents, without running code stored in it.
 
         Raises:
             OptionError: it is damaged.
@@ -77,7 +77,7 @@ def who_stopped(trainer: L.Trainer) -> str | None:
 
 
 def validation_follows(trainer: L.Trainer) -> bool:
-    """Return whether Lightning validates after the batch that has just ended (private methods of it)."""
+    """Return whether Lightning validates after the batch that has just ended (its private methods say so)."""
     is_last_step = 0 < trainer.max_steps <= trainer.global_step
     if trainer.should_stop or is_last_step:
         return True
@@ -92,18 +92,18 @@ class LastCheckpoint(Checkpoint):
     after the other checkpoint callbacks, whose states it saves.
 
     Args:
-        directory: folder of the checkpoints.
+        directory: folder for the checkpoints.
         every_n_steps: n.
 
     Attributes:
-        saved_step: step of the last checkpoint; -1 if there is none.
+        saved_step: the last checkpoint's step; -1 if there is none.
     """
 
     def __init__(self, directory: Path, every_n_steps: int) -> None:
         self.directory = directory
         self.every_n_steps = every_n_steps
         self.saved_step = -1
-        self._is_good = False  # whether last.ckpt is of this run and whole
+        self._is_good = False  # whether last.ckpt is this run's and whole
 
     @property
     def to_continue(self) -> str:
@@ -115,7 +115,7 @@ class LastCheckpoint(Checkpoint):
             self.saved_step = trainer.global_step
             self._is_good = Path(trainer.ckpt_path).resolve() == (self.directory / LAST).resolve()
         if trainer.is_global_zero:
-            for path in self.directory.glob(f"{PART}*"):  # of a kill in the middle of a write
+            for path in self.directory.glob(f"{PART}*"):  # from a kill in the middle of a write
                 path.unlink(missing_ok=True)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
@@ -155,12 +155,12 @@ def _copy(source: Path, target: Path) -> None:
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Lightning's ModelCheckpoint for the folder of a run: fixed file names, no warning about those that are there.
+    """Lightning's ModelCheckpoint for a run's folder: fixed file names, no warning about existing ones.
 
     Args:
-        directory: folder of the checkpoints.
+        directory: folder for the checkpoints.
         filename: name without suffix; `{step}` is the step.
-        options: arguments of ModelCheckpoint.
+        options: arguments for ModelCheckpoint.
     """
 
     def __init__(self, directory: Path, filename: str, **options: Any) -> None:
@@ -193,13 +193,13 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 def best_checkpoints(directory: Path, options: CheckpointConfig) -> list[ModelCheckpoint]:
-    """Return the callbacks that keep the best checkpoints by validation loss, and the weights of every n steps.
+    """Return the callbacks that keep the best checkpoints by validation loss, and the weights every n steps.
 
-    `best.ckpt` is the best one, `best-{N}.ckpt` are the `checkpoint.keep_best` best ones, of step N each, and
-    `step{N}.ckpt` has the weights of every `checkpoint.keep_every_n_steps`.
+    `best.ckpt` is the best one, `best-{N}.ckpt` are the `checkpoint.keep_best` best ones, N being the step, and
+    `step{N}.ckpt` has the weights after every `checkpoint.keep_every_n_steps`.
 
     Args:
-        directory: folder of the checkpoints.
+        directory: folder for the checkpoints.
         options: node `checkpoint`.
     """
     on_validation: dict[str, Any] = {
@@ -224,7 +224,7 @@ def best_checkpoints(directory: Path, options: CheckpointConfig) -> list[ModelCh
 
 
 def last_good(directory: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest intact checkpoint of a run, and a message for each damaged one.
+    """Return a run's newest intact checkpoint, and a message for each damaged one.
 
     Prefers `last.ckpt`; if it is missing or damaged, the later of `previous.ckpt` and `best.ckpt`.
     """
@@ -247,12 +247,12 @@ def last_good(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def is_in_run(directory: Path, checkpoint: Path) -> bool:
-    """Return whether a checkpoint is in the directory of a run, whose curves go on there if it resumes from it."""
+    """Return whether a checkpoint is in a run's directory, whose curves go on there if it resumes from it."""
     return checkpoint.parent.resolve() == (directory / "checkpoints").resolve()
 
 
 def remove_later_steps(directory: Path, step: int) -> None:
-    """Remove `step{N}.ckpt` and `best-{N}.ckpt` of steps that a run has yet to do."""
+    """Remove `step{N}.ckpt` and `best-{N}.ckpt` for steps that a run has yet to do."""
     for pattern in ("step", "best-"):
         for path in directory.glob(f"{pattern}*.ckpt"):
             number = path.stem.removeprefix(pattern)

@@ -1,4 +1,4 @@
-"""Options of a training run that are refused before anything is prepared."""
+"""Refuse a training run's options before anything is prepared."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def options_without_effect(config: Config) -> list[str]:
 
 
 def check_config(config: Config) -> None:
-    """Validate the options of a training run before anything is prepared.
+    """Validate a training run's options before anything is prepared.
 
     Raises:
         OptionError: an option has a value that is not allowed.
@@ -85,7 +85,7 @@ def _check_device(config: Config) -> None:
     if accelerator == "gpu":
         n_gpus = torch.cuda.device_count()
         if n_gpus == 1 and isinstance(environment(), SLURMEnvironment):
-            n_gpus = trainer.devices  # --gpus-per-task=1 shows each process its own
+            n_gpus = trainer.devices  # --gpus-per-task=1 shows each process one GPU
         visible = f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}"
         require(n_gpus >= trainer.devices, "trainer.accelerator", accelerator, visible)
     if accelerator == "cpu":

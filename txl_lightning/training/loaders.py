@@ -1,4 +1,4 @@
-"""Batches of ordered streams: what a loader may yield, groups of streams, and the position of a resumed run."""
+"""Batches in ordered streams: what a loader may yield, stream groups, and a resumed run's position."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ EXPECTED = (
 
 
 class StreamGroups:
-    """Streams of a rank, yielded group by group: G batches for every segment, to accumulate gradients over.
+    """A rank's streams, yielded group by group: G batches for every segment, to accumulate gradients over.
 
     Args:
-        streams: the streams of the rank.
+        streams: the rank's streams.
         n_groups: G.
 
     Raises:
@@ -51,11 +51,11 @@ class StreamGroups:
                 yield segment.streams(first, end)._replace(group=group)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position of the streams."""
+        """Return the streams' position."""
         return self.streams.state_dict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the position of the streams."""
+        """Restore the streams' position."""
         self.streams.load_state_dict(state)
 
 
@@ -63,7 +63,7 @@ class GroupedStreamsDataModule(StreamsDataModule):
     """DataModule whose training streams are yielded in groups.
 
     Attributes:
-        n_groups: number of groups of each rank's streams.
+        n_groups: groups that each rank's streams are split into.
     """
 
     n_groups = 1
@@ -76,15 +76,15 @@ class GroupedStreamsDataModule(StreamsDataModule):
 
 
 def groups_of(loader: Any) -> int:
-    """Return the number of batches that a training loader yields for every segment."""
+    """Return how many batches a training loader yields for every segment."""
     return getattr(loader, "n_groups", 1)
 
 
 def check_loader(loader: Any, world_size: int, in_order: bool) -> None:
-    """Check that a loader yields whole batches, and the streams of its rank.
+    """Check that a loader yields whole batches, and the rank's streams.
 
     Args:
-        loader: loader of training, validation or test.
+        loader: training, validation or test loader.
         world_size: number of processes.
         in_order: the model carries a memory from batch to batch.
 
@@ -114,7 +114,7 @@ def as_batch(batch: Any, number: int) -> Batch:
 
     Args:
         batch: a `Batch`, a pair of tokens and targets, or a mapping with these names.
-        number: number of the segment, for those that do not say it.
+        number: the segment's number, for batches that do not say it.
 
     Raises:
         UserError: it is something else.
@@ -136,24 +136,24 @@ def _is_tokens(value: Any) -> bool:
 
 
 def move_to(progress: Any, processed: int) -> None:
-    """Move Lightning's counts of batches, so that `processed` of them were trained."""
+    """Move Lightning's batch counts, so that `processed` of them were trained."""
     distance = processed - progress.processed
     for name in ("ready", "started", "processed", "completed"):
         setattr(progress, name, getattr(progress, name) + distance)
 
 
 def restore_position(loader: Any, n_batches: int) -> bool:
-    """Let the next iteration of a loader begin after `n_batches` of its epoch; return whether it can.
+    """Let a loader's next iteration begin after `n_batches` in its epoch; return whether it can.
 
     Args:
         loader: training loader.
-        n_batches: number of batches that were trained in the epoch; 0 after its last one.
+        n_batches: batches trained in the epoch; 0 after its last one.
     """
     if not isinstance(loader, (Streams, StreamGroups)):
         return hasattr(loader, "load_state_dict")  # Lightning has loaded its state
     state = loader.state_dict()
     position = n_batches // groups_of(loader)
     length = len(loader) // groups_of(loader)
-    if state["position"] % length != position:  # also of another length
+    if state["position"] % length != position:  # also with another length
         loader.load_state_dict({**state, "position": position})
     return True

@@ -1,4 +1,4 @@
-"""Loggers of a run: Lightning's, and the run of Weights & Biases."""
+"""Loggers for a run: Lightning's, and the Weights & Biases run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from txl_lightning.evaluation.trained import Checkpoint
 from txl_lightning.training.objects import make
 
 CURVES = ("train/*", "context/*", "recl/*", "val/*")  # over tokens
-# Their minimum is a summary of the run.
+# Their minimum is shown in the run's summary.
 BEST_VALUES = ("val/nll", "val/bpc", "val/ppl", "val/bpt", "val/bpb")
 
 
 def lightning_loggers(config: Config, directory: Path) -> list[Logger]:
-    """Return the loggers of Lightning that the group names, without W&B's.
+    """Return the Lightning loggers that the group names, without W&B's.
 
     Raises:
         OptionError: one cannot be made.
@@ -46,14 +46,14 @@ def start_wandb(
 ) -> WandbLogger:
     """Start a W&B run with the whole config, in group `logger.group` and tagged by arm; curves are over `tokens`.
 
-    A resumed run continues its W&B run if both are online. Offline every session is a run of its own: of two folders
-    with one id an upload would keep the second only.
+    A resumed run continues its W&B run if both are online. Offline every session is a separate run: an upload would
+    keep only the second among two folders with one id.
 
     Args:
-        config: config of the run.
+        config: the run's config.
         directory: run directory.
         n_parameters: number of trained parameters.
-        resumed: checkpoint of the session before; None for the first one.
+        resumed: the previous session's checkpoint; None for the first one.
 
     Raises:
         OptionError: W&B refuses the run.
@@ -85,7 +85,7 @@ def start_wandb(
 
 
 def finish_wandb(loggers: list[Logger], exit_code: int) -> None:
-    """Finish runs of W&B: a child process leaves without the end that W&B registers for the interpreter."""
+    """Finish W&B's runs: a child process leaves without the end that W&B registers for the interpreter."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.finish(exit_code=exit_code)

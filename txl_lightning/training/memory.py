@@ -1,4 +1,4 @@
-"""State of a run beside its weights: the memory carried from batch to batch, and random states."""
+"""A run's state besides its weights: the memory carried from batch to batch, and random states."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from txl_lightning.evaluation.models import State
 
 
 class CarriedMemory:
-    """Memory between the segments of one pass over ordered streams; one value for each group of streams.
+    """Memory between the segments in one pass over ordered streams; one value for each group of streams.
 
     It is empty at segment 0. A segment that does not follow the last one is an error: with a shuffling loader the
-    memory would hold states of unrelated text.
+    memory would hold states from unrelated text.
 
     Attributes:
         values: memory after the last segment, by group.
-        numbers: number of the segment that follows, by group.
-        restored: memory of all streams, from a checkpoint, until the first batch says which are of this rank.
+        numbers: the next segment's number, by group.
+        restored: memory for all streams, from a checkpoint, until the first batch says which streams this rank has.
     """
 
     def __init__(self) -> None:
         self.values: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
         self.restored: Any = None
-        self._next_number = 0  # of the restored memory
+        self._next_number = 0  # for the restored memory
         self._undo: tuple[int, Any, int] | None = None
 
     @property
     def value(self) -> Any:
-        """Memory of the first group; None before the first segment."""
+        """The first group's memory; None before the first segment."""
         return self.values.get(0)
 
     def before(self, batch: Batch) -> Any:
@@ -74,7 +74,7 @@ class CarriedMemory:
         self.numbers[group] = batch.number + 1
 
     def confirm(self) -> None:
-        """Note that the step of the last batch was completed."""
+        """Note that the last batch's step was completed."""
         self._undo = None
 
     def undo(self) -> None:
@@ -86,13 +86,13 @@ class CarriedMemory:
             self._undo = None
 
     def state_dict(self, ranks: Ranks) -> dict[str, Any]:
-        """Return plain containers with the memory of all streams; all ranks must call this, the first one gets it."""
+        """Return plain containers with the memory for all streams; all ranks must call this, the first one gets it."""
         memory = self.restored
         numbers = set(self.numbers.values())
         if numbers:
             parts = []
             for group in sorted(self.values):
-                is_whole = len(numbers) == 1  # not saved between the groups of one step
+                is_whole = len(numbers) == 1  # not saved between the groups in one step
                 if is_whole and self.values[group] is not None:
                     parts.append(self.values[group].to("cpu"))
             memory = join_in_order(_to_first_rank(parts, ranks))
@@ -102,7 +102,7 @@ class CarriedMemory:
         }
 
     def load_state_dict(self, state: dict[str, Any], model: Any) -> None:
-        """Restore the memory of all streams; `distribute` then gives each rank its own."""
+        """Restore the memory for all streams; `distribute` then gives each rank its part."""
         self.values = {}
         self.numbers = {}
         self._next_number = state["next_number"]
@@ -116,10 +116,10 @@ class CarriedMemory:
         """Give this rank its part of the restored memory; return why it cannot be used, None if it can.
 
         Args:
-            first: index of this rank's first stream.
-            n_rows: number of this rank's streams.
-            n_streams: number of streams of all ranks.
-            batch: first batch of the run.
+            first: this rank's first stream.
+            n_rows: streams on this rank.
+            n_streams: streams on all ranks.
+            batch: the run's first batch.
             n_groups: number of groups.
         """
         memory, self.restored = self.restored, None
@@ -139,7 +139,7 @@ class CarriedMemory:
 
 
 def _to_first_rank(parts: list[Any], ranks: Ranks) -> list[Any]:
-    """Return the parts of all ranks, in their order, on the first rank; elsewhere an empty list."""
+    """Return the parts from all ranks, in their order, on the first rank; elsewhere an empty list."""
     if ranks.world_size == 1:
         return parts
     of_ranks: list[Any] | None = None
@@ -150,7 +150,7 @@ def _to_first_rank(parts: list[Any], ranks: Ranks) -> list[Any]:
 
 
 def join_in_order(memories: Sequence[State]) -> State | None:
-    """Join the memories of neighbouring streams, given in their order; None without any."""
+    """Join neighbouring streams' memories, given in order; None without any."""
     if not memories:
         return None
     placed = []
@@ -164,7 +164,7 @@ def join_in_order(memories: Sequence[State]) -> State | None:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of torch's generators: of the CPU and of this process's GPU."""
+    """Return the states of torch's generators: the CPU's and this process's GPU's."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -177,9 +177,9 @@ def restore_random_state(states: list[dict[str, Any]], ranks: Ranks, *seeds: int
     If more ranks resume than wrote the checkpoint, the additional ones get a new seed.
 
     Args:
-        states: of the ranks that wrote the checkpoint.
-        ranks: the processes of the run.
-        seeds: seed and step of the run.
+        states: from the ranks that wrote the checkpoint.
+        ranks: the run's processes.
+        seeds: the run's seed and step.
     """
     if ranks.rank >= len(states):
         L.seed_everything(ranks.seed(*seeds), verbose=False)

@@ -39,25 +39,25 @@ from txl_lightning.training.optimizers import check_moments, follow_schedule, ma
 from txl_lightning.training.scoring import compiled, scored_positions
 from txl_lightning.training.version_0_5 import convert
 
-WITHOUT_FLOAT64 = ("mps",)  # types of devices
+WITHOUT_FLOAT64 = ("mps",)  # device types
 DIVIDING_STRATEGIES = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 
 
 class NotFiniteError(UserError):
-    """Raised when the loss or the gradient of a step is not finite."""
+    """Raised when a step's loss or gradient is not finite."""
 
 
 class EndOfBatch(Callback):
     """Lets the module count and log a batch before a checkpoint callback saves it.
 
-    Lightning calls `on_train_batch_end` of callbacks before the module's, and writes to loggers after both: a run that
-    is killed between the checkpoint and the row would have a gap.
+    Lightning calls callbacks' `on_train_batch_end` before the module's, and writes to loggers after both: a run killed
+    between the checkpoint and the row would have a gap.
     """
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Logged for the loggers alone: ModelCheckpoint would name its files by the step of the last validation.
+        # Logged for the loggers alone: ModelCheckpoint would name its files by the last validation's step.
         trainer._logger_connector._callback_metrics.pop("step", None)
         pl_module.finish_batch(batch, batch_idx)
 
@@ -65,28 +65,28 @@ class EndOfBatch(Callback):
 class LanguageModelModule(L.LightningModule):
     """Trains and evaluates a language model on ordered streams, with any Trainer.
 
-    Row b of a batch continues row b of the batch before. Training and evaluation have a memory each; neither is a
-    buffer (see `Memory`). The config names the optimizer and its schedule, over the Trainer's number of steps.
-    Every checkpoint holds the config, the vocabulary, the memory and the random states; loggers get the config.
+    Row b in a batch continues row b in the batch before. Training and evaluation have a memory each; neither is a
+    buffer (see `Memory`). The config names the optimizer and its schedule, over the Trainer's number of steps. Every
+    checkpoint holds the config, the vocabulary, the memory and the random states; loggers get the config.
 
-    With `trainer.compile` training segments are scored through `torch.compile`, with a memory of static shape. While
-    the memory fills, segments are scored uncompiled.
+    With `trainer.compile` training segments are scored through `torch.compile`, with a static memory shape. While the
+    memory fills, segments are scored uncompiled.
 
     Args:
         model: scores tokens, see `LanguageModel`.
-        config: config of the run.
+        config: the run's config.
         vocabulary: its level decides between bits per character and perplexity.
-        evaluation_lengths: lengths of validation and test; None for the config's.
-        ranks: the processes of the run; None for the Trainer's.
+        evaluation_lengths: lengths for validation and test; None for the config's.
+        ranks: the run's processes; None for the Trainer's.
 
     Attributes:
         metrics: latest val/… and test/… values in float64.
         latest: latest train/… values.
-        loss: mean training loss of the last batch, in nats.
+        loss: the last batch's mean training loss, in nats.
         gradient_norm: global norm before clipping in the last step.
-        finite: whether loss and gradients of all steps were finite; a tensor on the device of the model, since reading
-            it makes the CPU wait for a GPU.
-        tokens: number of targets trained so far, on all ranks, earlier sessions included.
+        finite: whether all steps' losses and gradients were finite; a tensor on the model's device, since reading it
+            makes the CPU wait for a GPU.
+        tokens: targets trained so far, on all ranks, including earlier sessions.
         record: what else every checkpoint says about the run.
     """
 
@@ -121,10 +121,10 @@ class LanguageModelModule(L.LightningModule):
         if vocabulary.byte_lengths is not None:
             self.byte_lengths_V = torch.from_numpy(vocabulary.byte_lengths)
         self._n_groups = 1
-        self._groups_before: int | None = None  # of the checkpoint that a run resumes from
-        self._n_streams = 0  # of all ranks; 0 before the first batch
+        self._groups_before: int | None = None  # from the checkpoint that a run resumes from
+        self._n_streams = 0  # on all ranks; 0 before the first batch
         self._longest_segment = 0
-        self._missing_batches = 0  # of the epoch, where a resumed run reads a loader from its start
+        self._missing_batches = 0  # in the epoch, where a resumed run reads a loader from its start
         self._random_states: list[dict[str, Any]] | None = None
         self._nll_sum: Tensor | float = 0.0
         self._nll_tokens = 0
@@ -141,15 +141,15 @@ class LanguageModelModule(L.LightningModule):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> LanguageModelModule:
-        """Open a checkpoint as a module in training mode, which Lightning's Trainer does not set.
+        """Open a checkpoint as a module in training mode; Lightning's Trainer does not set it.
 
         Args:
-            checkpoint_path: path of a checkpoint of this module, whoever wrote it.
-            map_location: device of the module; None, a mapping or a function for the CPU.
+            checkpoint_path: a checkpoint of this module, whoever wrote it.
+            map_location: the module's device; None, a mapping or a function for the CPU.
             hparams_file: not used, as the checkpoint has its config.
             strict: False leaves out weights that the checkpoint lacks or has too many.
             weights_only: not used, since no checkpoint is read in another way.
-            kwargs: arguments of the class.
+            kwargs: arguments for the class.
 
         Raises:
             OptionError: the file cannot be used.
@@ -165,7 +165,7 @@ class LanguageModelModule(L.LightningModule):
 
     @property
     def lr(self) -> float:
-        """Largest learning rate of the schedule, `optimizer.lr`, which Lightning's learning rate finder sets."""
+        """The schedule's largest learning rate, `optimizer.lr`, which Lightning's learning rate finder sets."""
         return self.config.optimizer.lr
 
     @lr.setter
@@ -173,7 +173,7 @@ class LanguageModelModule(L.LightningModule):
         self.config.optimizer.lr = value
 
     def setup(self, stage: str) -> None:
-        """Take the ranks of the Trainer, if it started other processes than `ranks`.
+        """Use the Trainer's ranks, if it started other processes than `ranks`.
 
         Raises:
             OptionError: its strategy divides the weights, whose gradients could not be clipped by their norm.
@@ -192,7 +192,7 @@ class LanguageModelModule(L.LightningModule):
     # Training
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer of the config, and its schedule over the Trainer's number of steps."""
+        """Return the config's optimizer, and its schedule over the Trainer's number of steps."""
         n_steps = self.trainer.estimated_stepping_batches
         options = self.config.optimizer
         if n_steps == math.inf and options.schedule == "cosine":
@@ -202,7 +202,7 @@ class LanguageModelModule(L.LightningModule):
         if options.warmup_steps > n_steps:
             never = "is longer than the run: the learning rate stays below optimizer.lr"
             notice(f"optimizer.warmup_steps={options.warmup_steps} {never} ({n_steps} steps)")
-        # A gradient scaler could not unscale the gradients of a fused step before they are clipped.
+        # A gradient scaler could not unscale a fused step's gradients before they are clipped.
         fused = self.trainer.precision != "16-mixed"
         optimizer, schedule = make_optimizer(self.model, options, n_steps, fused)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -233,7 +233,7 @@ class LanguageModelModule(L.LightningModule):
         self.restart_clock()
 
     def _restore_position(self, loader: Any, groups_before: int) -> None:
-        """Restore the position of the loader, also where Lightning made its iterator before it had read its state."""
+        """Restore the loader's position, also where Lightning made its iterator before it had read its state."""
         fit_loop = self.trainer.fit_loop
         if fit_loop._combined_loader_states_to_load:
             fit_loop._load_combined_loader_states()
@@ -259,10 +259,10 @@ class LanguageModelModule(L.LightningModule):
         self._missing_batches = 0
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the loss of a batch, and store the memory after it.
+        """Return a batch's loss, and store the memory after it.
 
         Raises:
-            RuntimeError: the batch is of another segment than the loop expects.
+            RuntimeError: the loop expects another segment.
             UserError: it is not a batch.
         """
         number = (batch_idx - self._missing_batches) // self._n_groups
@@ -274,10 +274,10 @@ class LanguageModelModule(L.LightningModule):
         return self.scaled_loss(batch)
 
     def scaled_loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch, scaled so that gradients add up over all streams, and store the memory.
+        """Return a batch's loss, scaled so that gradients add up over all streams, and store the memory.
 
-        A batch has b of the B streams of W ranks, each in G groups over which gradients are accumulated. Lightning
-        takes the mean over ranks and groups, so the loss is
+        A batch has b among the B streams that W ranks share, each in G groups over which gradients are accumulated.
+        Lightning takes the mean over ranks and groups, so the loss is
 
             mean over its tokens · b · W · G / B
         """
@@ -292,7 +292,7 @@ class LanguageModelModule(L.LightningModule):
         return loss * share
 
     def _count_streams(self, first_batch: Batch) -> None:
-        """Count the streams of all ranks, and give each rank its part of a restored memory."""
+        """Count the streams on all ranks, and give each rank its part of a restored memory."""
         n_rows = len(first_batch.targets)
         if self._n_groups > 1:
             n_rows = len(cast("Any", self.trainer.train_dataloader).streams.own)
@@ -311,7 +311,9 @@ class LanguageModelModule(L.LightningModule):
             )
 
     def _memory_before(self, batch: Batch) -> Any:
-        """Return the memory before a training segment, on its device; None, or one of static shape, begins an epoch."""
+        """Return the memory before a training segment, on its device; None, or one with static shape, begins an
+        epoch.
+        """
         memory = self.training_memory.before(batch)
         if memory is not None:
             return memory.to(batch.tokens.device)  # a checkpoint's is on the CPU
@@ -357,13 +359,13 @@ class LanguageModelModule(L.LightningModule):
         return self.score
 
     def _counted_positions(self, T: int, i: int, n_segments: int) -> slice | Tensor:
-        """Return the positions of segment i of this step that count for the loss, on the device of the model."""
+        """Return the positions in this step's segment i that count for the loss, on the model's device."""
         step = self.global_step * n_segments + i
         positions = scored_positions(self.config.loss, T, self.config.seed, step)
         if isinstance(positions, slice):
             return positions
         if self.device.type == "cuda":
-            positions = positions.pin_memory()  # for a copy of other memory the CPU would wait
+            positions = positions.pin_memory()  # the CPU would wait for a copy from pageable memory
         return positions.to(self.device, non_blocking=True)
 
     def configure_gradient_clipping(
@@ -374,9 +376,9 @@ class LanguageModelModule(L.LightningModule):
     ) -> None:
         """Clip as the Trainer says, else by `optimizer.clip_norm`; note on the device whether the norm is finite.
 
-        DDP has averaged the gradients, so the norm is equal on all ranks, and it is not finite if the loss of any
-        rank is not. With a gradient scaler (16-mixed) gradients overflow regularly and the scaler skips those steps
-        itself; only the loss counts then.
+        DDP has averaged the gradients, so the norm is equal on all ranks, and it is not finite if any rank's loss is
+        not. With a gradient scaler (16-mixed) gradients overflow regularly and the scaler skips those steps itself;
+        only the loss counts then.
         """
         limit = gradient_clip_val
         if limit is None:
@@ -413,11 +415,11 @@ class LanguageModelModule(L.LightningModule):
 
     @property
     def reads_are_free(self) -> bool:
-        """Whether the CPU reads a tensor of the model without waiting for a device."""
+        """Whether the CPU reads the model's tensors without waiting for a device."""
         return self.device.type == "cpu"
 
     def check_finite(self) -> None:
-        """Raise `NotFiniteError` if the loss or the gradient of a step was not finite."""
+        """Raise `NotFiniteError` if a step's loss or gradient was not finite."""
         if not bool(self.finite):
             step = f"in or before step {self.global_step}"
             if self.reads_are_free:
@@ -427,7 +429,7 @@ class LanguageModelModule(L.LightningModule):
     def _log_training(self) -> None:
         """Log loss, its units, learning rate, gradient norm, memory length, tokens/s and peak memory.
 
-        The loss is the mean over the tokens of all ranks since the last log entry.
+        The loss is the mean over all ranks' tokens since the last log entry.
         """
         recent = self.tokens - self._tokens_before
         nll_sum, n_tokens = self.ranks.total(float(self._nll_sum), self._nll_tokens)
@@ -485,7 +487,7 @@ class LanguageModelModule(L.LightningModule):
 
     @torch.no_grad()
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Score a segment of the validation or the test split."""
+        """Score a segment in the validation or the test split."""
         batch = as_batch(batch, batch_idx)
         memory = self.evaluation_memory.before(batch)
         if self._evaluation_score is None:  # the weights stay the same until the last segment
@@ -500,9 +502,9 @@ class LanguageModelModule(L.LightningModule):
     test_step = validation_step
 
     def add_losses(self, nll_BT: Tensor, targets_BT: Tensor) -> None:
-        """Add losses in nats, their number of bytes (nan if it is not known) and of tokens to the split's sums.
+        """Add losses in nats, their number of bytes (nan if it is not known) and tokens to the split's sums.
 
-        They are in float64, and on the device of the losses if it has that type: adding does not wait for a GPU.
+        They are in float64, and on the losses' device if it has that type: adding does not wait for a GPU.
         torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one token
         has probability 0.
         """
@@ -513,7 +515,7 @@ class LanguageModelModule(L.LightningModule):
         self.evaluation_sums[2] += nll_BT.numel()
 
     def _count_bytes(self, targets_BT: Tensor) -> Tensor:
-        """Return the number of bytes of tokens, without waiting for a GPU; nan if it is not known."""
+        """Return how many bytes the tokens have, without waiting for a GPU; nan if it is not known."""
         if self.byte_lengths_V is None:
             return torch.full((), math.nan, device=targets_BT.device)
         self.byte_lengths_V = self.byte_lengths_V.to(targets_BT.device)
@@ -522,10 +524,10 @@ class LanguageModelModule(L.LightningModule):
         return torch.where((lengths_BT < 0).any(), math.nan, lengths_BT.sum())
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics of the validation or the test split, equal on all ranks."""
+        """Log the validation or test metrics, equal on all ranks."""
         stage = "test" if self.trainer.testing else "val"
         nll_sum, n_bytes, n_tokens = self.ranks.total(*self.evaluation_sums.tolist())
-        n_scored = n_tokens or math.nan  # of an empty loader
+        n_scored = n_tokens or math.nan  # from an empty loader
         values: dict[str, float] = {}
         for name, value in loss_metrics(nll_sum / n_scored, self.level, n_bytes / n_scored).items():
             values[f"{stage}/{name}"] = value
@@ -548,10 +550,10 @@ class LanguageModelModule(L.LightningModule):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the config and the vocabulary, and unless it is of weights alone the state of training.
+        """Add the config and the vocabulary, and unless only weights are saved the training state.
 
         Raises:
-            NotFiniteError: the loss or the gradient of a step was not finite.
+            NotFiniteError: a step's loss or gradient was not finite.
         """
         self.check_finite()
         checkpoint.pop(self.CHECKPOINT_HYPER_PARAMS_KEY, None)  # the config again
@@ -583,7 +585,7 @@ class LanguageModelModule(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the state of training.
+        """Restore the training state.
 
         Raises:
             UserError: the checkpoint has none.
@@ -603,12 +605,12 @@ class LanguageModelModule(L.LightningModule):
         self.tokens = state["tokens"]
         self._nll_sum = 0.0
         self._nll_tokens = 0
-        # With fewer ranks than before, a rank takes the sums of several.
+        # With fewer ranks than before, a rank takes several sums.
         for nll_sum, n_tokens in state["since"][self.ranks.rank :: self.ranks.world_size]:
             self._nll_sum += nll_sum
             self._nll_tokens += n_tokens
 
 
 def lengths_of(config: Config) -> Lengths:
-    """Return the lengths of validation and test."""
+    """Return the lengths for validation and test."""
     return evaluation_lengths(in_windows(config))

@@ -1,4 +1,4 @@
-"""Objects that options name by their class, made by Hydra: callbacks, loggers, optimizers, arguments of the Trainer."""
+"""Objects that options name by their class, made by Hydra: callbacks, loggers, optimizers, Trainer arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.errors import OptionError, UserError, first_line, require
 
-# Arguments of Lightning's Trainer that `txl train` sets itself, and the option that decides them.
+# Arguments that `txl train` passes to Lightning's Trainer itself, and the option that decides each.
 MANAGED = {
     "accumulate_grad_batches": "trainer.stream_groups=N divides data.batch_size, which is the batch of a step",
     "default_root_dir": "hydra.run.dir=FOLDER",
@@ -25,7 +25,7 @@ MANAGED = {
 
 
 def make(given: Any, option: str, kind: type, *arguments: Any, **defaults: Any) -> Any:
-    """Return an object of the class `given["_target_"]`, objects within its options too.
+    """Return an instance of the class `given["_target_"]`, including objects within its options.
 
     Args:
         given: class and options.
@@ -42,7 +42,7 @@ def make(given: Any, option: str, kind: type, *arguments: Any, **defaults: Any) 
     require(is_mapping and "." in target, option, target, "must be {_target_: MODULE.CLASS, …}")
     try:
         made_class = get_class(target)
-    except Exception as error:  # of anybody's module
+    except Exception as error:  # from anybody's module
         raise OptionError(option, target, f"cannot be made: {first_line(error)}") from error
     other = f"is no {kind.__name__} of {kind.__module__}"
     require(issubclass(made_class, kind), option, target, other)
@@ -52,7 +52,7 @@ def make(given: Any, option: str, kind: type, *arguments: Any, **defaults: Any) 
             options.setdefault(name, value)
     try:
         return instantiate(options, _convert_="all")(*arguments)
-    except (Exception, SystemExit) as error:  # of anybody's class
+    except (Exception, SystemExit) as error:  # from anybody's class
         cause = error.__cause__ or error
         raise OptionError(
             option, target, f"cannot be made: {type(cause).__name__}: {first_line(cause)}"
@@ -60,10 +60,10 @@ def make(given: Any, option: str, kind: type, *arguments: Any, **defaults: Any) 
 
 
 def trainer_arguments(options: TrainerConfig) -> dict[str, Any]:
-    """Return the arguments of Lightning's Trainer that were given beside our own options; objects are made.
+    """Return the arguments given for Lightning's Trainer besides our options; objects are made.
 
     Raises:
-        UserError: Lightning has no such argument, or an own option decides it.
+        UserError: Lightning has no such argument, or one of our options decides it.
     """
     known = inspect.signature(L.Trainer.__init__).parameters
     arguments = {}
@@ -86,7 +86,7 @@ def trainer_arguments(options: TrainerConfig) -> dict[str, Any]:
 
 
 def new_trainer(arguments: dict[str, Any], options: TrainerConfig) -> L.Trainer:
-    """Return a Trainer with the arguments of a run and those that were given.
+    """Return a Trainer with a run's arguments and the given ones.
 
     Raises:
         UserError: Lightning refuses them.

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedule: Adam of the paper, AdamW, Muon."""
+"""Optimizers and learning-rate schedule: the paper's Adam, AdamW, Muon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADAM: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-NS_PRECISIONS = {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of Muon's iteration
+NS_PRECISIONS = {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # in Muon's iteration
 
 # Of Muon, as in `torch.optim.Muon`.
 MOMENTUM = 0.95
@@ -34,8 +34,8 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: float) -> float
         step < warmup:  lr · step / warmup, so the first step changes nothing
         else (cosine):  min_lr + (lr - min_lr) · (1 + cos(π · (step - start) / (max_steps - start))) / 2
 
-    start = 0 as in the paper's PyTorch code, or the end of the warm-up with `decay_after_warmup`, as in its
-    TensorFlow code. The TensorFlow code also has min_lr > 0: 0.4 % of lr on GPUs, 1 % on TPUs.
+    start = 0 as in the paper's PyTorch code, or the warm-up's end with `decay_after_warmup`, as in its TensorFlow code.
+    The TensorFlow code also has min_lr > 0: 0.4 % of lr on GPUs, 1 % on TPUs.
     """
     if step < config.warmup_steps:
         return config.lr * step / config.warmup_steps
@@ -75,7 +75,7 @@ def make_optimizer(
 
 
 def follow_schedule(schedule: Any) -> None:
-    """Set the learning rate to the schedule of a resumed run, which may have another number of steps than before."""
+    """Set the learning rate to a resumed run's schedule, which may have another number of steps than before."""
     if isinstance(schedule, LambdaLR):
         groups = schedule.optimizer.param_groups
         for group, lr, share in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
@@ -83,7 +83,7 @@ def follow_schedule(schedule: Any) -> None:
 
 
 def check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Compare shapes of restored moments, beyond whose end the fused step of an optimizer would write."""
+    """Compare the shapes of restored moments: an optimizer's fused step would write beyond their end."""
     for weight, moments in optimizer.state.items():
         for moment in moments.values():
             if isinstance(moment, Tensor) and moment.shape not in (weight.shape, ()):
@@ -95,7 +95,7 @@ def check_moments(optimizer: torch.optim.Optimizer) -> None:
 def _decayed(
     parameters: Sequence[Tensor], model: nn.Module, config: OptimizerConfig
 ) -> list[dict[str, Any]]:
-    """Return parameters as groups of an optimizer, so that weight decay is of matrices of the layers alone."""
+    """Return parameter groups for an optimizer, so that only the layers' matrices have weight decay."""
     if config.weight_decay == 0 or config.weight_decay_on == "all":
         return [{"params": parameters}]
     matrices = dict(matrices_of_layers(model))
@@ -121,23 +121,23 @@ def _adam_options(config: OptimizerConfig, fused: bool) -> dict[str, Any]:
 class MuonWithAdam(torch.optim.Optimizer):
     """Muon for every matrix inside the layers, AdamW for all other parameters.
 
-    Muon replaces the momentum B of a matrix by the nearest orthogonal matrix O:
+    Muon replaces a matrix's momentum B by the nearest orthogonal matrix O:
 
         B ← 0.95 B + 0.05 G    W ← (1 - lr · decay) W - lr · 0.2 · sqrt(max(rows, columns)) · O
         O ≈ U Vᵀ of 0.05 G + 0.95 B = U S Vᵀ
 
-    The factor gives updates the root mean square that Adam's have, so that both share one learning rate. Queries,
-    keys and values (and the gates of a recurrent layer) are separate matrices, although one parameter holds them.
-    Embeddings, softmax, biases, norms, u, v and trained position tables have no matrix in this sense: AdamW.
+    The factor gives updates the same root mean square as Adam's, so both share one learning rate. Queries, keys and
+    values (and a recurrent layer's gates) are separate matrices, although one parameter holds them. Embeddings,
+    softmax, biases, norms, u, v and trained position tables have no matrix in this sense: AdamW.
 
-    Results equal `torch.optim.Muon` (`match_rms_adamw`), which iterates in bfloat16 only
-    and takes one matrix after the other. AdamW shares `param_groups` and `state` with this optimizer, so that a
-    schedule, a checkpoint and a resumed run see one optimizer.
+    Results equal `torch.optim.Muon` (`match_rms_adamw`), which iterates in bfloat16 only and takes one matrix after the
+    other. AdamW shares `param_groups` and `state` with this optimizer, so a schedule, a checkpoint and a resumed run
+    see one optimizer.
 
     Args:
         model: whose parameters to train.
-        config: both have its `lr` and `weight_decay`, AdamW its `betas`; `ns_precision` is the number type of the
-            iteration that finds O, `auto` the bfloat16 of `torch.optim.Muon`.
+        config: both have its `lr` and `weight_decay`, AdamW its `betas`; `ns_precision` is the number type in the
+            iteration that finds O, `auto` means bfloat16 as in `torch.optim.Muon`.
         fused: AdamW's fused step.
     """
 
@@ -182,7 +182,7 @@ class MuonWithAdam(torch.optim.Optimizer):
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         updates = torch._foreach_lerp(gradients, momenta, MOMENTUM)
         torch._foreach_mul_(parameters, decay)
-        # Small matrices cost more in calls than in arithmetic: matrices of one shape, or its transpose, are stacked.
+        # Small matrices cost more in calls than in arithmetic: equally shaped or transposed matrices are stacked.
         matrices_by_shape = defaultdict(list)
         updates_by_shape = defaultdict(list)
         for parameter, update in zip(parameters, updates, strict=True):
@@ -200,7 +200,7 @@ class MuonWithAdam(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
-    """Return about U Vᵀ of each matrix U S Vᵀ, by five steps of Newton and Schulz's iteration of fifth degree.
+    """Return about U Vᵀ for each matrix U S Vᵀ, by five steps of Newton and Schulz's fifth-degree iteration.
 
         X ← X / |X|        X ← a X + (b G + c G²) X,    G = X Xᵀ
 
@@ -220,10 +220,10 @@ def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
 
 
 def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
-    """Yield the two-dimensional parameters of `model.layers`, each with the number of matrices stacked in its rows.
+    """Yield the two-dimensional parameters in `model.layers`, each with the number of matrices stacked in its rows.
 
-    Modules say it by `stacked`, the number for the name of a parameter: queries, keys and values of attention are rows
-    of one, as are the gates of a recurrent layer.
+    A module's `stacked` gives the number by parameter name: attention's queries, keys and values are rows in one
+    parameter, and so are a recurrent layer's gates.
 
     Args:
         model: a Transformer-XL or a recurrent baseline.

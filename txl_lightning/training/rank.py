@@ -1,4 +1,4 @@
-"""Program of a further rank of a training: `python -m txl_lightning.training.rank FILE`, started by rank 0."""
+"""Program for a further training rank: `python -m txl_lightning.training.rank FILE`, started by rank 0."""
 
 import pickle
 import sys
@@ -15,7 +15,7 @@ SECONDS_TO_SPEAK = 2.0
 
 
 def main() -> None:
-    """Train with the config in a file of rank 0."""
+    """Train with the config in rank 0's file."""
     keep_freed_memory()
     config, directory = pickle.loads(Path(sys.argv[1]).read_bytes())
     try:
@@ -23,7 +23,7 @@ def main() -> None:
             train(from_plain(config), directory)
     except Stopped as stopped:
         sys.exit(128 + stopped.signum)
-    except RuntimeError:  # of a lost connection
+    except RuntimeError:  # from a lost connection
         time.sleep(SECONDS_TO_SPEAK)
         raise
     except (UserError, OSError) as error:

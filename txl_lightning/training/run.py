@@ -1,4 +1,4 @@
-"""`txl train`: data, model, module and Trainer made of a config; fit, test, results."""
+"""`txl train`: data, model, module and Trainer made from a config; fit, test, results."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
 
 
 def train_rank(config: Config, directory: Path) -> dict[str, Any]:
-    """Train and evaluate as one of the ranks; rank 0 writes `metrics.json`."""
+    """Train and evaluate as one rank; rank 0 writes `metrics.json`."""
     if config.trainer.num_threads is not None:
         torch.set_num_threads(config.trainer.num_threads)
     ranks = connect(config.trainer)
@@ -175,7 +175,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     resumed_config = start.resumed.config if start.resumed else None
     config = ranks.first(resolve_precision(config, resumed_config))
     own = own_callbacks(config)
-    loggers: list[Logger] = [DummyLogger()]  # of ranks that write nothing
+    loggers: list[Logger] = [DummyLogger()]  # on ranks that write nothing
     if ranks.rank == 0:
         loggers = lightning_loggers(config, directory)
     L.seed_everything(config.seed, verbose=False)
@@ -214,7 +214,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
 
 
 def kept_vocabulary(config: Config, start: Start, ranks: Ranks) -> Vocabulary | None:
-    """Return the vocabulary of a run's checkpoint, which encodes the text; None where the text makes its own."""
+    """Return the vocabulary in a run's checkpoint, which encodes the text; None where the text makes one."""
     resumed = start.resumed
     if resumed is not None:  # without the tokenizer's file and training
         is_kept = config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")
@@ -233,11 +233,11 @@ def kept_vocabulary(config: Config, start: Start, ranks: Ranks) -> Vocabulary | 
 
 
 def make_data(config: Config, vocabulary: Vocabulary | None = None) -> GroupedStreamsDataModule:
-    """Return the data of a run, the corpus prepared; a training batch has all segments of a step.
+    """Return a run's data, with the corpus prepared; a training batch has all segments in a step.
 
     Args:
-        config: config of the run.
-        vocabulary: encode the corpus with this one instead of its own.
+        config: the run's config.
+        vocabulary: encode the corpus with this one instead of the one it makes.
 
     Raises:
         UserError: the corpus cannot be loaded, or does not fit the options.
@@ -258,7 +258,7 @@ def make_data(config: Config, vocabulary: Vocabulary | None = None) -> GroupedSt
 
 
 def build_model(config: Config, corpus: Corpus, ranks: Ranks, start: Start) -> Model:
-    """Return the model, with the weights of its start."""
+    """Return the model with its starting weights."""
     model = make_model(config, len(corpus.vocabulary))
     try:
         model.with_lengths(**lengths_of(config).keywords())
@@ -379,8 +379,8 @@ def _strategy(config: Config, n_visible: int) -> Any:
 def disable_signal_handlers(trainer: L.Trainer) -> None:
     """Keep Lightning from installing signal handlers, and from asking the other ranks for signals in every step.
 
-    Both are private methods. The second, new in 2.6, makes the CPU wait for the GPU; it catches the error of a rank
-    that died, after which the others wait for its gradients.
+    Both are private methods. The second, new in 2.6, makes the CPU wait for the GPU; it catches the error of a dead
+    rank, after which the other ranks wait for its gradients.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -423,9 +423,9 @@ def fit(training: TrainingRun) -> None:
 
 
 def is_of_lightnings_callback(error: Exception) -> bool:
-    """Return whether a callback of Lightning asked the module for an attribute, as BackboneFinetuning does.
+    """Return whether a Lightning callback asked the module for an attribute, as BackboneFinetuning does.
 
-    Whoever else does has a bug, which its traceback shows.
+    Any other caller has a bug, and its traceback shows it.
     """
     if not isinstance(error, AttributeError) or not isinstance(error.obj, LanguageModelModule):
         return False
@@ -491,7 +491,7 @@ def score_splits(training: TrainingRun) -> None:
         trainer.limit_val_batches = n_segments
         trainer.limit_test_batches = n_segments
     loggers = trainer.loggers
-    trainer.loggers = []  # the curve of validations is of fewer segments
+    trainer.loggers = []  # the validation curve uses fewer segments
     trainer.validate(training.module, datamodule=training.data, verbose=False)
     trainer.loggers = loggers
     if training.config.test:
@@ -499,7 +499,7 @@ def score_splits(training: TrainingRun) -> None:
 
 
 def evaluation_settings(training: TrainingRun) -> dict[str, Any]:
-    """Return protocol and lengths of the final evaluation."""
+    """Return protocol and lengths for the final evaluation."""
     options = training.data.evaluation
     lengths = training.module.evaluation_lengths
     return {
@@ -521,7 +521,7 @@ def count_parameters(module: L.LightningModule) -> int:
 
 
 def write_results(training: TrainingRun, metrics: dict[str, Any]) -> None:
-    """Write `metrics.json`, and the same values of the best weights on whole splits into W&B's summary."""
+    """Write `metrics.json`, the best weights' values on whole splits, and put the same into W&B's summary."""
     write_json(training.directory / "metrics.json", metrics, allow_nan=False)
     for logger in training.trainer.loggers:
         if isinstance(logger, WandbLogger):

@@ -1,4 +1,4 @@
-"""Losses of a training step: the positions that count, and a compiled score."""
+"""Losses in a training step: the positions that count, and a compiled score."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ UNCOMPILED: tuple[tuple[Any, str], ...] = (
 
 
 def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
-    """Return the positions of a segment that count for the training loss; half of an odd number is rounded up.
+    """Return the positions in a segment that count for the training loss; half of an odd number is rounded up.
 
     Args:
         loss: full, half (the last) or random_half.
         T: number of positions.
-        seed: seed of the run.
-        step: number of steps before this one, or of their segments where a step has several; with the seed alone it
-            decides what is drawn, without replacement.
+        seed: the run's seed.
+        step: steps before this one, or their segments where a step has several; together with only the seed it decides
+            what is drawn, without replacement.
     """
     if loss == "random_half":
         drawn = np.random.default_rng([seed, step]).permutation(T)

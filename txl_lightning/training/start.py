@@ -26,9 +26,9 @@ from txl_lightning.training.checkpoints import (
     remove_later_steps,
 )
 
-# A resumed run must have the options of the checkpoint's run, and of its validations, whose losses it compares,
-# but for where the files of the corpus are. An option that an older checkpoint lacks has its default there.
-# `memory.segments` only gives `memory.mem_len` its value.
+# A resumed run must have the same options as the checkpoint's run and its validations, whose losses it compares, except
+# where the corpus files are. An option that an older checkpoint lacks has its default there. `memory.segments` only
+# gives `memory.mem_len` its value.
 FIXED = (
     *("data.", "model.", "encoding.", "memory.", "variant.", "optimizer."),
     *("seed", "loss", "trainer.precision", "trainer.val_max_segments", "evaluation."),
@@ -55,9 +55,9 @@ class Start:
     """Where a run begins.
 
     Args:
-        resumed: checkpoint of the run that goes on.
-        weights: checkpoint of `initial_weights`.
-        continues: whether the resumed run is the directory's own, found by `resume=auto`.
+        resumed: the checkpoint from which the run goes on.
+        weights: the checkpoint in `initial_weights`.
+        continues: whether the resumed run belongs to the directory, found by `resume=auto`.
     """
 
     resumed: Checkpoint | None = None
@@ -68,10 +68,11 @@ class Start:
     def of(cls, config: Config, directory: Path, ranks: Ranks) -> Start:
         """Open the checkpoint that the config names.
 
-        `resume=auto` means the last good one of the run directory. Rank 0 chooses it and reports the choice.
+        `resume=auto` means the run directory's last good one. Rank 0 chooses it and reports the choice.
 
         Raises:
-            OptionError: it cannot be read; with `auto`, none of several, so that no run is replaced unasked.
+            OptionError: it cannot be read; with `auto`, several exist and none can be read, so no run is replaced
+                unasked.
         """
         path = resumed_path(config)
         if config.resume == "auto":
@@ -174,10 +175,10 @@ def _remove_earlier_run(config: Config, directory: Path) -> None:
 
 
 def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
-    """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, optimizer and validation.
+    """Check that a checkpoint's run has the same model, corpus, streams, memory, loss, optimizer and validation.
 
     Raises:
-        OptionError: an option differs (names the first one), or the file has no state of training.
+        OptionError: an option differs (names the first one), or the file has no training state.
     """
     resumed.require(
         "optimizer_states" in resumed.contents,
@@ -194,7 +195,7 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
 
 
 def load_weights(model: Model, checkpoint: Checkpoint, vocabulary: Vocabulary) -> None:
-    """Load the weights of a checkpoint of `resume` or `initial_weights` into the model of a corpus.
+    """Load the weights from `resume`'s or `initial_weights`' checkpoint into a model for a corpus.
 
     Raises:
         OptionError: the checkpoint has another architecture or vocabulary.

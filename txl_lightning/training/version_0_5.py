@@ -1,4 +1,4 @@
-"""Resume a run of version 0.5: its checkpoint, as this version would have written it."""
+"""Resume a run from version 0.5: its checkpoint, as this version would have written it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ AUTOMATIC = "epoch_loop.automatic_optimization.optim_progress"
 
 
 def convert(checkpoint: dict[str, Any], callbacks: list[Any]) -> None:
-    """Change the contents of a checkpoint of 0.5 in place.
+    """Change a 0.5 checkpoint's contents in place.
 
-    Version 0.5 counted a step as one batch, also with groups of streams, and kept the memory of several ranks in files
-    of its own, which are not read.
+    Version 0.5 counted a step as one batch, also with stream groups, and kept the memory of several ranks in separate
+    files, which are not read.
 
     Args:
-        checkpoint: contents of the file.
+        checkpoint: the file's contents.
         callbacks: the Trainer's callbacks that keep checkpoints.
     """
     memory = checkpoint.pop("training_memory")
@@ -43,7 +43,7 @@ def convert(checkpoint: dict[str, Any], callbacks: list[Any]) -> None:
 
 
 def _state_of_best(nll: float) -> dict[str, Any]:
-    """Return the state of Lightning's ModelCheckpoint with `best.ckpt` as its best file."""
+    """Return a state for Lightning's ModelCheckpoint with `best.ckpt` as its best file."""
     score = torch.tensor(nll, dtype=torch.float64)
     return {
         "monitor": "val/nll",

@@ -20,12 +20,13 @@ from txl_lightning.errors import require
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import StreamBounds
+from txl_lightning.model.shapes import Hidden, Losses
 from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 
 @dataclass
 class CompressiveConfig(TransformerXLConfig):
-    """Options of `variant=compressive`.
+    """Options for `variant=compressive`.
 
     Args:
         compressed_len: most compressed states per layer, before the `mem_len` ordinary ones.
@@ -62,20 +63,18 @@ class CompressiveConfig(TransformerXLConfig):
 
 @dataclass
 class CompressiveMemory(Memory):
-    """Compressed states of the far past, then the layers' inputs of the near past (Rae et al. 2019, §3).
+    """Compressed states from the far past, then the layers' inputs from the near past (Rae et al. 2019, §3).
 
-    All states are slots of one row, oldest first: `states` is [compressed | ordinary], and `length`
-    and `filled` count the slots of both.
+    All states are slots in one row, oldest first: `states` is [compressed | ordinary], and `length` and `filled` count
+    both kinds.
 
-    A key's distance is counted in slots of the row [compressed | ordinary | segment], one for each
-    compressed state: the paper applies Transformer-XL's relative encoding to the concatenated
-    memories and names no other positions.
+    A key's distance is counted in slots along the row [compressed | ordinary | segment], one for each compressed state:
+    the paper applies Transformer-XL's relative encoding to the concatenated memories and names no other positions.
 
     Args:
-        n_compressed: number of slots, counted from the oldest, that belong to the compressed part.
-        compression_loss: loss of the compression that made this memory, with gradients for the
-            compressor only; None without gradients. Not part of `state_dict`. `score` takes it out,
-            since it keeps a graph alive.
+        n_compressed: how many oldest slots belong to the compressed part.
+        compression_loss: loss for the compression that made this memory, with gradients for the compressor only; None
+            without gradients. Not part of `state_dict`. `score` takes it out, since it keeps a graph alive.
     """
 
     n_compressed: int = 0
@@ -83,7 +82,7 @@ class CompressiveMemory(Memory):
 
 
 class Pooling(nn.Module):
-    """Largest or mean value of every group of `rate` states, for each of the D numbers.
+    """Largest or mean value over every group of `rate` states, for each of the D numbers.
 
     Args:
         kind: `max` or `mean`.
@@ -103,8 +102,7 @@ class Pooling(nn.Module):
 class Convolution(nn.Conv1d):
     """Convolution over time with kernel and stride `rate`, without bias: rate·D² parameters.
 
-    On CPU forward and backward of one product of all taps take half to three quarters of the time
-    of `conv1d`.
+    On CPU forward and backward through one product over all taps take half to three quarters of `conv1d`'s time.
 
     Args:
         d_model: D.
@@ -121,14 +119,14 @@ class Convolution(nn.Conv1d):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Add I / rate to the matrix of each tap: training starts near the mean of the states."""
+        """Add I / rate to each tap's matrix: training starts near the states' mean."""
         self.weight += (
             torch.eye(len(self.weight)).to(self.weight)[:, :, None] / self.weight.shape[2]
         )
 
 
 class Compressor(nn.Module):
-    """Compression of the states that fall out of the memory, one function per layer.
+    """Compress the states that fall out of the memory, one function per layer.
 
     Only the compression loss trains the parameters: compressed states enter the memory without
     gradient, as all states do. The loss in turn gives the transformer no gradient: its states and
@@ -136,7 +134,7 @@ class Compressor(nn.Module):
 
     Args:
         config: function and rate.
-        layers: layers of the model, for the loss.
+        layers: the model's layers, for the loss.
     """
 
     def __init__(self, config: CompressiveConfig, layers: Iterable[nn.Module]) -> None:
@@ -155,7 +153,7 @@ class Compressor(nn.Module):
     def next_memory(
         self,
         memory: CompressiveMemory,
-        inputs: Sequence[Float[Tensor, "B T D"]],
+        inputs: Sequence[Hidden],
         config: CompressiveConfig,
     ) -> CompressiveMemory:
         """Append one segment's layer inputs to the memory, and compress the states that it pushes out.
@@ -164,13 +162,12 @@ class Compressor(nn.Module):
             compressed' = last compressed_len of [compressed ∘ f(first G·rate states of m)]
             ordinary' = the other states of m
 
-        Up to rate - 1 states more than mem_len stay in the memory until their group of `rate` is
-        complete. So a group is the same tokens however the stream is cut into segments, and no
-        state is dropped uncompressed.
+        Up to rate - 1 states more than mem_len stay in the memory until their group of `rate` is complete. So a group
+        has the same tokens however the stream is cut into segments, and no state is dropped uncompressed.
 
         Args:
             memory: memory that the segment attended to.
-            inputs: input of every layer.
+            inputs: every layer's input.
             config: its `mem_len`, `compressed_len` and `ext_len` count.
         """
         C = memory.n_compressed
@@ -209,7 +206,7 @@ class Compressor(nn.Module):
         )
 
     def zero_loss(self) -> Tensor:
-        """Return a loss of zero with a gradient for every parameter, since DDP waits for one."""
+        """Return a zero loss with a gradient for every parameter, since DDP waits for one."""
         zero = torch.zeros(())
         for parameter in self.parameters():
             zero = zero.to(parameter.device) + parameter.sum() * 0.0
@@ -218,11 +215,12 @@ class Compressor(nn.Module):
 
 def reconstruction_loss(
     attention: ContentAttention,
-    hidden_BTD: Float[Tensor, "B T D"],
+    hidden_BTD: Hidden,
     old_BSD: Float[Tensor, "B S D"],
     new_BGD: Float[Tensor, "B G D"],
 ) -> Float[Tensor, ""]:
-    """Return the mean squared difference of attention to states and to their compression (Rae et al. 2019, alg. 2).
+    """Return the mean squared difference between attention to states and to their compression (Rae et al. 2019, alg.
+    2).
 
         attn(h, m) = softmax((h Q)(m K)ᵀ / sqrt(E)) (m V)
         L          = mean (attn(h, old) - attn(h, new))²
@@ -231,8 +229,8 @@ def reconstruction_loss(
     weights are detached.
 
     Args:
-        attention: of the layer.
-        hidden_BTD: inputs of the layer, detached.
+        attention: the layer's attention.
+        hidden_BTD: the layer's inputs, detached.
         old_BSD: states that fell out of the memory, detached.
         new_BGD: their compression; it receives the gradient.
     """
@@ -242,7 +240,7 @@ def reconstruction_loss(
 
 
 class ContentAttention(nn.Module):
-    """Attention of a layer by content alone, as a module, so that `functional_call` can replace its weights.
+    """A layer's attention by content alone, as a module, so `functional_call` can replace its weights.
 
     Args:
         layer: layer whose projections, and norm where it is pre-norm, are used.
@@ -253,7 +251,7 @@ class ContentAttention(nn.Module):
         self.layer = layer
 
     def forward(self, hidden_BTD: Tensor, *memories: Tensor) -> list[Tensor]:
-        """Return attn(h, m) of all heads, [H, B, T, E], for each of the memories."""
+        """Return attn(h, m) for all heads, [H, B, T, E], for each memory."""
         layer: Any = self.layer
         attention = layer.attention
         q_HBTE, _ = attention.project(layer.attention_input(hidden_BTD))
@@ -273,8 +271,7 @@ class ContentAttention(nn.Module):
 class CompressiveTransformerXL(TransformerXL):
     """Transformer-XL whose memory has a compressed part.
 
-    `score` adds the gradient of the compression loss, not its value: the reported losses are those
-    of the tokens.
+    `score` adds the compression loss's gradient, not its value: the reported losses are the tokens'.
     """
 
     config: CompressiveConfig
@@ -296,7 +293,7 @@ class CompressiveTransformerXL(TransformerXL):
         self.compressor = Compressor(config, layers)
 
     def start_memory(self, batch_size: int, static: bool = False) -> CompressiveMemory:
-        """Return the memory before the first token of B streams.
+        """Return the memory before B streams' first tokens.
 
         It grows even if `static` is set: empty slots would be compressed, and enter the loss.
         """
@@ -306,7 +303,7 @@ class CompressiveTransformerXL(TransformerXL):
     def next_memory(
         self,
         memory: Any,
-        inputs: Sequence[Float[Tensor, "B T D"]],
+        inputs: Sequence[Hidden],
         bounds: StreamBounds | None = None,
     ) -> Any:
         require(bounds is None, "reset", True, f"is not possible: {self.cannot['documents']}")
@@ -314,7 +311,7 @@ class CompressiveTransformerXL(TransformerXL):
             return super().next_memory(memory, inputs)
         return self.compressor.next_memory(memory, inputs, self.config)
 
-    def score(self, *inputs: Any, **options: Any) -> tuple[Float[Tensor, "B T"], Any]:
+    def score(self, *inputs: Any, **options: Any) -> tuple[Losses, Any]:
         nll_BT, memory = super().score(*inputs, **options)
         if not torch.is_grad_enabled():
             return nll_BT, memory

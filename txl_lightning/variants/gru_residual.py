@@ -1,4 +1,4 @@
-"""Gated residual of GTrXL (Parisotto et al. 2019, arXiv:1910.06764, §3.2): a GRU gate in place of every residual sum.
+"""Gated residual from GTrXL (Parisotto et al. 2019, arXiv:1910.06764, §3.2): a GRU gate replaces every residual sum.
 
 o = GRU(h, Attn(LN h, LN m))        h' = GRU(o, FF(LN o))
 """
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from txl_lightning.config.architecture import TransformerXLConfig
+from txl_lightning.model.shapes import Hidden
 from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer, register_variant
 
 UPDATE_BIAS = 2.0  # b_g
@@ -21,11 +21,11 @@ UPDATE_BIAS = 2.0  # b_g
 
 @dataclass
 class GRUResidualConfig(TransformerXLConfig):
-    """Options of `variant=gru_residual`: none. The layers are pre-norm, whatever `pre_norm` says."""
+    """Options for `variant=gru_residual`: none. The layers are pre-norm, whatever `pre_norm` says."""
 
 
 class GRUGate(nn.Module):
-    """GRU gate of the input x of a sublayer and its output y, with a ReLU on y.
+    """GRU gate for a sublayer's input x and output y, with a ReLU on y.
 
         y'  = relu(y)
         r   = σ(W_r y' + U_r x)        z = σ(W_z y' + U_z x - b_g)
@@ -55,10 +55,8 @@ class GRUGate(nn.Module):
         """Set b_g."""
         nn.init.constant_(self.b_g, UPDATE_BIAS)
 
-    def forward(
-        self, x_BTD: Float[Tensor, "B T D"], y_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
-        """Return the gated mean of x and a candidate made of x and y."""
+    def forward(self, x_BTD: Hidden, y_BTD: Hidden) -> Hidden:
+        """Return the gated mean between x and a candidate made from x and y."""
         r, z, h = self.gates(F.relu(y_BTD)).chunk(3, dim=-1)
         of_r, of_z = self.input_gates(x_BTD).chunk(2, dim=-1)
         z = torch.sigmoid(z + of_z - self.b_g)
@@ -75,9 +73,7 @@ class GRUResidualLayer(TransformerXLLayer):
         self.attention_residual = GRUGate(config.d_model)
         self.feed_forward_residual = GRUGate(config.d_model)
 
-    def after_attention(
-        self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
+    def after_attention(self, hidden_BTD: Hidden, attended_BTD: Hidden) -> Hidden:
         hidden_BTD = self.attention_residual(hidden_BTD, self.dropout(attended_BTD))
         output_BTD = self.feed_forward(self.feed_forward_norm(hidden_BTD))
         return self.feed_forward_residual(hidden_BTD, output_BTD)
@@ -85,7 +81,7 @@ class GRUResidualLayer(TransformerXLLayer):
 
 @register_variant("gru_residual")
 class GRUResidualTransformerXL(TransformerXL):
-    """Transformer-XL of `GRUResidualLayer`s."""
+    """Transformer-XL with `GRUResidualLayer`s."""
 
     config_class = GRUResidualConfig
     layer_class = GRUResidualLayer

@@ -3,8 +3,8 @@
     row of a segment     [z ∘ tokens ∘ z]     z: n memory tokens, beside the scaled embeddings
     next z               outputs of the last layer, after norm and dropout, after the segment
 
-Memory tokens pass all layers as tokens do: positions count them, and their states enter the memory
-of states. `from_original` reads the authors' fork of Transformer-XL's code.
+Memory tokens pass all layers as tokens do: positions count them, and their states enter the memory. `from_original`
+reads the authors' fork of Transformer-XL's code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,20 +24,19 @@ from txl_lightning.model.checkpoints import check
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
+from txl_lightning.model.shapes import Counts, Hidden, Places, Requested, Tokens
 from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 
 @dataclass
 class MemoryTokensConfig(TransformerXLConfig):
-    """Options of `variant=memory_tokens`.
+    """Options for `variant=memory_tokens`.
 
     Args:
         n_tokens: n, memory tokens that are read before every segment and written after it.
-        write_tokens: whether memory tokens are written at places of their own after the segment
-            (`mem_at_end` in the authors' code). Otherwise the row is [z ∘ tokens], and the next z
-            are the outputs at its first places.
-        tokens_see_states: whether memory tokens attend to the states of the memory
-            (`read_mem_from_cache`).
+        write_tokens: whether memory tokens are written at separate places after the segment (`mem_at_end` in the
+            authors' code). Otherwise the row is [z ∘ tokens], and the next z are the outputs at its first places.
+        tokens_see_states: whether memory tokens attend to the memory's states (`read_mem_from_cache`).
     """
 
     n_tokens: int = option(10, COUNT)
@@ -51,7 +50,7 @@ class MemoryTokensConfig(TransformerXLConfig):
 
 @dataclass
 class TokenMemory(Memory):
-    """Memory of states and memory tokens.
+    """Memory with states and memory tokens.
 
     Args:
         tokens_nBD: memory tokens that the next segment reads.
@@ -61,7 +60,7 @@ class TokenMemory(Memory):
 
 
 class InitialTokens(nn.Module):
-    """Memory tokens before a stream, drawn from N(0, 1), the scale of LayerNorm's outputs.
+    """Memory tokens before a stream, drawn from N(0, 1), the scale that LayerNorm's outputs have.
 
     The authors' code draws one and repeats it; an encoding without positions could never tell them
     apart.
@@ -79,13 +78,12 @@ class MemoryTokensTransformerXL(TransformerXL):
         read       attend to all read places
         written    attend to read places, segment, and all written places
 
-    Both attend to the memory of states only with `tokens_see_states`. With `same_length` there are
-    no such rules: each place sees the nearest keys, as in the authors' code.
+    Both attend to the memory's states only with `tokens_see_states`. With `same_length` there are no such rules: each
+    place sees the nearest keys, as in the authors' code.
 
-    A memory token may see later keys, which have no distance. As in the authors' code, their terms
-    (b) + (d) are what `relative_shift` reads there, from the row of the next query: 0 for the next
-    key, and (q_{i+1} + v)·r_{K-d} for the d-th key after it. With n ≥ 3 memory tokens they depend
-    on K.
+    A memory token may see later keys, which have no distance. As in the authors' code, their terms (b) + (d) are what
+    `relative_shift` reads there, from the next query's row: 0 for the next key, and (q_{i+1} + v)·r_{K-d} for the d-th
+    key after it. With n ≥ 3 memory tokens they depend on K.
     """
 
     config: MemoryTokensConfig
@@ -106,20 +104,20 @@ class MemoryTokensTransformerXL(TransformerXL):
         self.memory_tokens = InitialTokens(config)
 
     def start_memory(self, batch_size: int, static: bool = False) -> TokenMemory:
-        """Return the memory before the first token of B streams, with the trained initial tokens."""
+        """Return the memory before B streams' first tokens, with the trained initial tokens."""
         tokens_nBD = self.memory_tokens.initial[:, None].expand(-1, batch_size, -1)
         return replace(super().start_memory(batch_size, static), tokens_nBD=tokens_nBD)  # type: ignore[call-arg, return-value]
 
     def forward(
         self,
-        tokens_BT: Int[Tensor, "B T"] | None = None,
+        tokens_BT: Tokens | None = None,
         memory: Any = None,
         n_last: int | None = None,
-        places_Q: Int[Tensor, " Q"] | None = None,
+        places_Q: Places | None = None,
         *,
-        inputs_BTD: Float[Tensor, "B T D"] | None = None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> tuple[Float[Tensor, "B Q D"], Any]:
+        inputs_BTD: Hidden | None = None,
+        lengths_B: Counts | None = None,
+    ) -> tuple[Requested, Any]:
         embedded_BTD = self.embed(tokens_BT, inputs_BTD, lengths_B)
         B, T = embedded_BTD.shape[:2]
         n = self.config.n_tokens
@@ -141,7 +139,7 @@ class MemoryTokensTransformerXL(TransformerXL):
         else:
             written_BnD = hidden_BQD[:, :n]
             hidden_BTD = hidden_BQD[:, last - n_returned :]
-        # A copy: a checkpoint would hold all places of a view.
+        # A copy: a checkpoint would hold a view's whole storage.
         written_nBD = written_BnD.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         if not memory.keeps_gradient:
             written_nBD = written_nBD.detach()
@@ -156,7 +154,7 @@ class MemoryTokensTransformerXL(TransformerXL):
         if memory.in_document_B is not None:
             was_reset_B1 = memory.in_document_B[:, None] < 0
             z_nBD = torch.where(was_reset_B1, initial[:, None], z_nBD)
-        # DDP waits for a gradient of every parameter; after the first segment it is zero.
+        # DDP waits for a gradient for every parameter; after the first segment it is zero.
         return z_nBD.transpose(0, 1) + 0.0 * initial
 
     def positions(self, n_keys: int, like: Tensor) -> list[LayerPositions]:
@@ -164,7 +162,7 @@ class MemoryTokensTransformerXL(TransformerXL):
         return [without_distance_k(positions) for positions in layers]
 
     def visible(self, memory: Memory, n_tokens: int, like: Tensor) -> VisibleKeys:
-        """Return the keys that the places of a row may attend to."""
+        """Return the keys that places in a row may attend to."""
         visible = super().visible(memory, n_tokens, like)
         if self.config.attention_len is not None:
             return visible
@@ -184,7 +182,7 @@ class MemoryTokensTransformerXL(TransformerXL):
 
 
 def without_distance_k(positions: LayerPositions) -> LayerPositions:
-    """Set the entries of distance K, which no key has, to zero; the rotation stays.
+    """Set the entries for distance K, which no key has, to zero; the rotation stays.
 
     `relative_shift` gives these entries to the key after each query.
     """
@@ -201,7 +199,7 @@ def without_distance_k(positions: LayerPositions) -> LayerPositions:
 def from_original(
     weights: Mapping[str, Tensor], config: Mapping[str, Any]
 ) -> MemoryTokensTransformerXL:
-    """Build a model with the weights of the authors' code, a fork of the paper's.
+    """Build a model with weights from the authors' code, a fork of the paper's.
 
     Args:
         weights: as for `model.checkpoints.from_original`, and `mem_tokens`, [n, 1, D].

@@ -1,4 +1,4 @@
-"""Checkpoints of other implementations of Transformer-XL, read and written.
+"""Read and write checkpoints for other Transformer-XL implementations.
 
     original      the paper's PyTorch code, `MemTransformerLM`, with each of its four `attn_type`
     Hugging Face  `TransfoXLLMHeadModel`: the relative encoding, under a `transformer.` prefix
@@ -40,10 +40,10 @@ COMPUTED = "pos_emb.inv_freq"  # stored by the PyTorch codes, computed here
 
 
 def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
-    """Build a model with the weights of the paper's PyTorch code (`MemTransformerLM.state_dict()`).
+    """Build a model with weights from the paper's PyTorch code (`MemTransformerLM.state_dict()`).
 
     Args:
-        weights: tensors under the names of that code.
+        weights: tensors under that code's names.
         config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start`,
             `extra_key` and `layer_norm_epsilon` may be added.
 
@@ -63,11 +63,11 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> T
 
 
 def from_huggingface(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
-    """Build a model with the weights of Hugging Face's `TransfoXLLMHeadModel`, which starts from attended zeros.
+    """Build a model with weights from Hugging Face's `TransfoXLLMHeadModel`, which starts from attended zeros.
 
     Args:
-        weights: tensors under the names of that class.
-        config: the fields of its `TransfoXLConfig`.
+        weights: tensors under that class's names.
+        config: the fields in its `TransfoXLConfig`.
 
     Raises:
         CheckpointError: names or shapes do not match, or an option is missing.
@@ -85,16 +85,14 @@ def _of_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
 def from_tensorflow(
     weights: Mapping[str, Tensor | np.ndarray], config: Mapping[str, Any]
 ) -> TransformerXL:
-    """Build a model with the weights of the paper's TensorFlow code, which starts from attended zeros.
+    """Build a model with weights from the paper's TensorFlow code, which starts from attended zeros.
 
     With its `same_length` a query sees mem_len + 1 keys (`extra_key`).
 
     Args:
-        weights: tensors by variable name; float16 and bfloat16 become float32. Variables
-            of an optimizer are ignored.
-        config: flags of that code: `mem_len`, and any of `same_length`, `clamp_len`, `dropout`,
-            `dropatt` and `init_std`. The architecture (`n_token`, `n_layer`, `cutoffs`, `untie_r`, …)
-            is read from the variables.
+        weights: tensors by variable name; float16 and bfloat16 become float32. Optimizer variables are ignored.
+        config: flags in that code: `mem_len`, and any of `same_length`, `clamp_len`, `dropout`, `dropatt` and
+            `init_std`. The architecture (`n_token`, `n_layer`, `cutoffs`, `untie_r`, …) is read from the variables.
 
     Raises:
         CheckpointError: names or shapes do not match, or `mem_len` is missing.
@@ -172,7 +170,7 @@ def _check_kept(model: TransformerXL, kept: TransformerXLConfig, who: str) -> No
         raise CheckpointError(f"{type(model).__name__}: {who} has no such model")
     ours = _effective_options(model.config)
     theirs = _effective_options(kept)
-    # The encoding first: others may differ because of it.
+    # The encoding first: other differences may follow from it.
     for name in ("encoding", *ours):
         if ours[name] != theirs[name]:
             raise CheckpointError(f"{name}={ours[name]}: {who} has only {name}={theirs[name]}")
@@ -193,7 +191,7 @@ def _effective_options(config: TransformerXLConfig) -> dict[str, Any]:
 def _build(
     config: TransformerXLConfig, weights: Mapping[str, Tensor], family: Family
 ) -> TransformerXL:
-    """Return a model with the weights of another implementation."""
+    """Return a model with another implementation's weights."""
     given = dict(weights)
     given.pop(PREFIXES[family] + COMPUTED, None)
     if config.n_layer > len(given):
@@ -222,7 +220,7 @@ def _build(
 
 
 def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
-    """Return the weights of a model under the names of another implementation."""
+    """Return a model's weights under another implementation's names."""
     state = model.state_dict()
     weights = {}
     for names, view in named_views(state, model.config, family):
@@ -237,7 +235,7 @@ def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
 
 
 def _with_flipped_clusters(weights: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
-    """Reverse the order of the cluster columns of the original."""
+    """Reverse the original's cluster columns."""
     if family != "original":
         return weights
     flipped = dict(weights)
@@ -248,7 +246,7 @@ def _with_flipped_clusters(weights: dict[str, Tensor], family: Family) -> dict[s
 
 
 def _config_from(options: Mapping[str, Any], tie_projections: str) -> TransformerXLConfig:
-    """Translate the options of another implementation."""
+    """Translate another implementation's options."""
     missing = [name for name in REQUIRED_OPTIONS if options.get(name) is None]
     if missing:
         raise CheckpointError(f"the config lacks {', '.join(missing)}")
@@ -293,7 +291,7 @@ def _list(config: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _tie_projections(tied: list[bool]) -> str:
-    """Translate a list of one truth value per cluster to `tie_projections`."""
+    """Translate a list with one truth value per cluster to `tie_projections`."""
     if not tied or (not tied[0] and all(tied[1:])):
         return "all_but_first"
     if all(tied):
@@ -305,7 +303,8 @@ def _tie_projections(tied: list[bool]) -> str:
 
 
 def check(found: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
-    """Check that these are the weights of `like`, whose tensors may be on the meta device: floats of the same shapes.
+    """Check that these are the weights for `like`, whose tensors may be on the meta device: floats with the same
+    shapes.
 
     Raises:
         CheckpointError: they are not, or they are not finite; says which.
@@ -328,7 +327,7 @@ def check(found: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
 
 
 def shapes_of(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    """Return the `state_dict` of a model on the meta device, which takes no memory but for the modules themselves.
+    """Return a model's `state_dict` on the meta device, which needs memory only for the modules themselves.
 
     Raises:
         UserError: a tensor would be larger than any memory.

@@ -1,7 +1,7 @@
 """The one table of weights: ours, and the names and shapes that other implementations give them.
 
-`named_views` yields views of our tensors in the shapes of another implementation, with their names there. Reading
-copies into the views, writing returns them.
+`named_views` yields our tensors as views in another implementation's shapes, with their names there. Reading copies
+into the views, writing returns them.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ NamedView = tuple[list[str], Tensor]
 
 
 def named_views(state: State, config: TransformerXLConfig, family: Family) -> Iterator[NamedView]:
-    """Iterate over the weights of a model as views with their names in another implementation.
+    """Iterate over a model's weights as views with their names in another implementation.
 
-    Several names belong to one tied tensor. Cluster i's column is number `-i` in the original, which flips its
-    cluster columns, and `shortlist + i - 1` in the other two.
+    Several names belong to one tied tensor. Cluster i's column is number `-i` in the original, which flips its cluster
+    columns, and `shortlist + i - 1` in the other two.
 
     Args:
         state: `TransformerXL.state_dict()`.
@@ -103,7 +103,7 @@ def _encoding_tensor(
     elif in_layers:
         for layer_name, layer_tensor in zip(in_layers, tensor, strict=True):
             yield [layer_name], layer_tensor
-    elif config.encoding == "al_rfou":  # the original shapes a row of D numbers as H × E
+    elif config.encoding == "al_rfou":  # the original shapes a row with D numbers as H × E
         yield [name], tensor.unflatten(-1, (config.n_head, config.d_head))
     else:
         yield [name], tensor
@@ -149,7 +149,7 @@ def _tensorflow_embedding(state: State, config: TransformerXLConfig) -> Iterator
 def _projections(
     state: State, config: TransformerXLConfig, embedding_name: str, softmax_name: str
 ) -> dict[str, list[str]]:
-    """Return the names of every projection: in the embedding, and in each softmax that shares it."""
+    """Return every projection's names: in the embedding, and in each softmax that shares it."""
     names: dict[str, list[str]] = {}
     n_clusters = len(config.cutoffs) + 1
     has_tables = config.div_val > 1

@@ -1,13 +1,12 @@
-"""Checkpoints of the paper's TensorFlow code, read without TensorFlow: variables, and the architecture they imply.
+"""Checkpoints from the paper's TensorFlow code, read without TensorFlow: variables, and the architecture they imply.
 
 A checkpoint (V2, "tensor bundle") has these files:
 
     PREFIX.index                 sorted table of LevelDB: "" -> header, variable -> its place
     PREFIX.data-00000-of-00001   little-endian numbers; large checkpoints have several shards
 
-The values of the table are messages of Protocol Buffers, `BundleHeaderProto` and `BundleEntryProto`
-of TensorFlow's `tensor_bundle.proto`. The code reads only the needed fields and compares no
-checksums.
+The table's values are Protocol Buffers messages, `BundleHeaderProto` and `BundleEntryProto` in TensorFlow's
+`tensor_bundle.proto`. The code reads only the needed fields and compares no checksums.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ EMBEDDING, SOFTMAX = SCOPE + "adaptive_embed/", SCOPE + "adaptive_softmax/"
 INDEX = ".index"
 FOOTER, MAGIC = 48, bytes.fromhex("57fb808b247547db")
 BFLOAT16 = 14
-# Number of TensorFlow's `DataType` -> type of NumPy.
+# TensorFlow's `DataType` number -> NumPy type.
 TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", BFLOAT16: "<u2", 19: "<f2"}
-N_SHARDS = 1  # field of BundleHeaderProto
-DTYPE, SHAPE, SHARD, OFFSET, SIZE = range(1, 6)  # fields of BundleEntryProto
+N_SHARDS = 1  # field in BundleHeaderProto
+DTYPE, SHAPE, SHARD, OFFSET, SIZE = range(1, 6)  # fields in BundleEntryProto
 
 
 def model_variables(names: Iterable[str]) -> list[str]:
-    """Return the variables of the model: in its scope, and not below another one, as `…/Adam` is."""
+    """Return the model's variables: in its scope, and not below another one, as `…/Adam` is."""
     known = set(names)
     variables = []
     for name in known:
@@ -49,8 +48,7 @@ def model_variables(names: Iterable[str]) -> list[str]:
 def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the options that names and shapes determine: sizes, cut-offs, `div_val`, `untie_r` and `tie_projs`.
 
-    Where the softmax of a cluster has no projection of its own, `tie_projs` says that it shares the
-    embedding's.
+    Where a cluster's softmax has no separate projection, `tie_projs` says that it shares the embedding's.
 
     Raises:
         CheckpointError: a variable is missing, or has too few or too many axes.
@@ -91,7 +89,7 @@ def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _shape(variables: Mapping[str, Tensor], name: str, *n_axes: int) -> tuple[int, ...]:
-    """Return the shape of a variable, which must have one of these numbers of axes."""
+    """Return a variable's shape; its number of axes must be one of these."""
     if name not in variables:
         lacks = f"it has no {name!r}"
         raise CheckpointError(f"not a checkpoint of the TensorFlow Transformer-XL: {lacks}")
@@ -102,7 +100,7 @@ def _shape(variables: Mapping[str, Tensor], name: str, *n_axes: int) -> tuple[in
 
 
 def _count(variables: Mapping[str, Tensor], pattern: str) -> int:
-    """Return how many variables there are under the names of a pattern, from number 0 on."""
+    """Return how many variables there are under a pattern's names, from number 0 on."""
     n = 0
     while pattern.format(n) in variables:
         n += 1
@@ -114,9 +112,8 @@ def with_all_projections(
 ) -> dict[str, Tensor]:
     """Add the projections that this project's model has and the TensorFlow one leaves out.
 
-    With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity.
-    Clusters whose softmax shares the embedding's projection get a copy, for a model that ties in
-    another pattern.
+    With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity. Clusters whose softmax
+    shares the embedding's projection get a copy, for a model that ties in another pattern.
     """
     full, div_val, width = dict(variables), options["div_val"], options["d_embed"]
     for i, is_shared in enumerate(options["tie_projs"]):
@@ -129,14 +126,13 @@ def with_all_projections(
 
 
 def read_variables(prefix: Path) -> dict[str, np.ndarray]:
-    """Return the variables of the model, bfloat16 as float32.
+    """Return the model's variables, bfloat16 as float32.
 
     Args:
-        prefix: path of the checkpoint without `.index`.
+        prefix: checkpoint path without `.index`.
 
     Raises:
-        UserError: a file is missing, cut short, not of a TensorFlow checkpoint, or a type is not
-            supported.
+        UserError: a file is missing, cut short, not from a TensorFlow checkpoint, or a type is not supported.
     """
     path = prefix.with_name(f"{prefix.name}{INDEX}")
     variables = {}
@@ -177,18 +173,18 @@ def read_variables(prefix: Path) -> dict[str, np.ndarray]:
 
 
 def _table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Iterate over the keys and values of a table of LevelDB, in the order of the keys."""
+    """Iterate over keys and values in a LevelDB table, ordered by key."""
     if content[-len(MAGIC) :] != MAGIC:
         raise ValueError("no table of LevelDB")
     footer = BytesIO(content[-FOOTER:])
-    for _ in range(2):  # the block of metadata, which is not read
+    for _ in range(2):  # the metadata block, which is not read
         _varint(footer)
     for _, handle in _entries(content, footer):
         yield from _entries(content, BytesIO(handle))
 
 
 def _entries(content: bytes, handle: BytesIO) -> Iterator[tuple[bytes, bytes]]:
-    """Iterate over the entries of a block: each key has the number of bytes that it shares with the key before."""
+    """Iterate over a block's entries: each key states how many bytes it shares with the key before."""
     start, size = _varint(handle), _varint(handle)
     n_restarts = int.from_bytes(content[start + size - 4 : start + size], "little")
     end, key = size - 4 * (n_restarts + 1), b""
@@ -200,7 +196,7 @@ def _entries(content: bytes, handle: BytesIO) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _varint(reader: BytesIO) -> int:
-    """Return the next number of variable length: 7 bits in a byte, the lowest first."""
+    """Return the next variable-length number: 7 bits per byte, the lowest first."""
     value = shift = 0
     while True:
         (byte,) = reader.read(1)
@@ -211,7 +207,7 @@ def _varint(reader: BytesIO) -> int:
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
-    """Return the fields of a message of Protocol Buffers by number: numbers, or the bytes of what has a length."""
+    """Return a Protocol Buffers message's fields by number: numbers, or bytes for fields with a length."""
     fields: dict[int, list[Any]] = defaultdict(list)
     reader = BytesIO(message)
     while reader.tell() < len(message):

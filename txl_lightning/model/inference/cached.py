@@ -1,10 +1,10 @@
 """Cached inference: the memory holds keys and values instead of the hidden states they come from.
 
-With hidden states as memory every segment projects all of them to keys and values again (paper
-§3.2), because training changes the weights. In evaluation the weights stay as they are: the
-projections are kept, and W_{k,R} R of every distance is computed once. A token costs its own
-projections and the products of the attention. Keys are kept unrotated: an encoding that rotates
-them does so when they are read, by their distance then, which is exact in a stream of any length.
+With hidden states as memory every segment projects all of them to keys and values again (paper §3.2), because training
+changes the weights. In evaluation the weights stay as they are: the projections are kept, and W_{k,R} R is computed
+once for every distance. A token costs only its projections and the attention's products. Keys are kept unrotated: an
+encoding that rotates them does so when they are read, by their distance then. This is exact in a stream with any
+length.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.config.architecture import TransformerXLConfig
@@ -29,10 +29,12 @@ from txl_lightning.model.positions import (
     attention_mask,
     roll_streams,
 )
+from txl_lightning.model.shapes import Counts, Flags, Hidden, KeysValues, Mask, Requested, Tokens
 from txl_lightning.model.transformer_xl import TransformerXL
 
 GROWTH = 1.5  # length of a new buffer, relative to what it must hold at once
-REUSE = 1.2  # a buffer of at least this relative length is kept, and its window moved to the front
+# a buffer with at least this relative length is kept, and its window moved to the front
+REUSE = 1.2
 
 
 def can_cache(model: object) -> TypeGuard[TransformerXL]:
@@ -42,25 +44,25 @@ def can_cache(model: object) -> TypeGuard[TransformerXL]:
 
 @dataclass
 class KeyValueMemory:
-    """Keys and values of the last `mem_len` tokens, in place of states.
+    """Keys and values for the last `mem_len` tokens, instead of states.
 
         buffer   [ forgotten | filled: the memory | space for a segment |         ]
                               ^ begin
 
-    The keys and values of a segment are written after the memory, so that attention reads both as
-    one view; then the window moves. At the end of the buffer the memory is moved to its front.
-    Moves are so rare that their cost per token is negligible.
+    A segment's keys and values are written after the memory, so attention reads both as one view; then the window
+    moves. At the buffer's end the memory is moved to its front. Moves are so rare that their cost per token is
+    negligible.
 
     Unlike `Memory` this is not a value: the model writes into the buffer and passes it to the
     memory that it returns. A memory can therefore be given to a model once; a second use raises,
     and `copy` avoids it.
 
     Args:
-        buffer_NPXCE: keys and values (P = 2) or values alone of N layers, X = H·B heads of streams
-            and C places; None once the memory was given to a model.
+        buffer_NPXCE: keys and values (P = 2) or values alone for N layers, X = H·B heads of streams and C places; None
+            once the memory was given to a model.
         batch_size: B, streams.
         made_by: object whose memory this is.
-        begin: first place of the window.
+        begin: the window's first place.
         filled: number of states that it holds.
         in_document_B: how many of them belong to each stream's present document (see `Memory`).
     """
@@ -70,7 +72,7 @@ class KeyValueMemory:
     made_by: object
     begin: int = 0
     filled: int = 0
-    in_document_B: Int[Tensor, " B"] | None = None
+    in_document_B: Counts | None = None
 
     @property
     def length(self) -> int:
@@ -88,18 +90,18 @@ class KeyValueMemory:
         self.buffer_NPXCE = None
         return successor
 
-    def reset(self, done_B: Bool[Tensor, " B"]) -> KeyValueMemory:
+    def reset(self, done_B: Flags) -> KeyValueMemory:
         """Let some streams start from scratch (`CarriedState.reset`); this memory is spent."""
         memory = self.spend()
         memory.in_document_B = after_reset(self, done_B, memory._buffer().device)
         return memory
 
     def copy(self) -> KeyValueMemory:
-        """Return a second memory of the same content, to continue twice from one place (`select`)."""
+        """Return a second memory with the same content, to continue twice from one place (`select`)."""
         return self.select(range(self.batch_size))
 
     def select(self, indices: Int[Tensor, " S"] | Sequence[int]) -> KeyValueMemory:
-        """Return a memory of the streams with these indices (`CarriedState.select`); this one stays.
+        """Return a memory with the streams at these indices (`CarriedState.select`); this one stays.
 
         Raises:
             ValueError: the memory was spent before.
@@ -119,7 +121,7 @@ class KeyValueMemory:
         )
 
     def restart(self, start: KeyValueMemory) -> None:
-        """Give the streams that were reset the memory before a first token, of one stream."""
+        """Give the streams that were reset the memory before a first token, which has one stream."""
         assert self.in_document_B is not None
         is_new_B = self.in_document_B < 0
         self._window(self._buffer())[..., is_new_B, :, :] = start._window(start._buffer())
@@ -157,8 +159,8 @@ class KeyValueMemory:
         return moved
 
     @torch.no_grad()
-    def write(self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"]) -> Float[Tensor, "P H B K E"]:
-        """Write a segment's projections of layer n after the memory; return all K = M + T as views.
+    def write(self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"]) -> KeysValues:
+        """Write layer n's projections of a segment after the memory; return all K = M + T as views.
 
         Raises:
             ValueError: they have another type than the memory.
@@ -175,7 +177,7 @@ class KeyValueMemory:
     def advance(self, T: int, config: TransformerXLConfig, bounds: StreamBounds | None) -> None:
         """Add the T written tokens but the last `ext_len`; keep the last `mem_len` tokens.
 
-        The padding of a stream is not added: its tokens are moved over it.
+        A stream's padding is not added: its tokens are moved over it.
         """
         appended = max(0, T - config.ext_len)
         if bounds is not None and bounds.padding_B is not None:
@@ -204,17 +206,17 @@ class CachedTransformerXL(ScoringModel):
         cached = CachedTransformerXL(model, mem_len=3800)
         nll, memory = cached.score(tokens, targets, memory)
 
-    Make a new one for every evaluation: it raises if the weights, their device or autocast changed
-    after it was made. `weights_of` lists the changes that it cannot detect, such as a step of a
-    fused optimizer. Each memory can be given to a call once (`KeyValueMemory`).
+    Make a new one for every evaluation: it raises if the weights, their device or autocast changed after it was made.
+    `weights_of` lists the changes that it cannot detect, such as a fused optimizer's step. Each memory can be given to
+    a call once (`KeyValueMemory`).
 
     Args:
         model: model whose weights are used; it is not changed.
-        lengths: other values of its lengths (see `TransformerXL.with_lengths`).
+        lengths: other values for its lengths (see `TransformerXL.with_lengths`).
 
     Raises:
         OptionError: a length is not allowed, or the model cannot be cached (`can_cache`).
-        TypeError: a name is none of these.
+        TypeError: unknown name.
     """
 
     def __init__(self, model: TransformerXL, **lengths: Any) -> None:
@@ -250,7 +252,7 @@ class CachedTransformerXL(ScoringModel):
         raise RuntimeError(f"{changed} changed after cached inference was set up; {advice}")
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Iterate over the parameters of the model."""
+        """Iterate over the model's parameters."""
         return self.model.parameters()
 
     def with_lengths(self, **lengths: Any) -> CachedTransformerXL:
@@ -285,21 +287,20 @@ class CachedTransformerXL(ScoringModel):
 
     def __call__(
         self,
-        tokens_BT: Int[Tensor, "B T"] | None = None,
+        tokens_BT: Tokens | None = None,
         memory: KeyValueMemory | None = None,
         n_last: int | None = None,
         *,
-        inputs_BTD: Float[Tensor, "B T D"] | None = None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> tuple[Float[Tensor, "B Q D"], KeyValueMemory]:
-        """Return the hidden states of the last layer and the memory for the next segment.
+        inputs_BTD: Hidden | None = None,
+        lengths_B: Counts | None = None,
+    ) -> tuple[Requested, KeyValueMemory]:
+        """Return the last layer's hidden states and the memory for the next segment.
 
         Args:
-            tokens_BT: T consecutive tokens of B streams, extended context included.
-            memory: returned by the previous call; None for the start of the streams.
-            n_last: Q, the number of tokens, counted from the last, whose states are returned; None
-                for all.
-            inputs_BTD: what takes the place of the scaled embeddings, instead of tokens.
+            tokens_BT: T consecutive tokens in B streams, including extended context.
+            memory: returned by the previous call; None at the streams' start.
+            n_last: Q, how many last tokens' states are returned; None for all.
+            inputs_BTD: used instead of tokens and their scaled embeddings.
             lengths_B: as for the model.
 
         Raises:
@@ -343,7 +344,7 @@ class CachedTransformerXL(ScoringModel):
     def _memory_before(
         self, memory: KeyValueMemory | None, B: int, T: int, lengths_B: Tensor | None
     ) -> KeyValueMemory:
-        """Return the memory that a segment of B streams and T tokens reads, with room for the tokens."""
+        """Return the memory that a segment with B streams and T tokens reads, with room for the tokens."""
         if memory is None:
             memory = self.start_memory(B)
         if memory.batch_size != B:
@@ -352,7 +353,7 @@ class CachedTransformerXL(ScoringModel):
         if memory.made_by is not self:
             raise ValueError("the memory was made by another CachedTransformerXL")
         if lengths_B is not None:
-            # A reset of no stream makes the memory count the states of each stream.
+            # A reset without any stream makes the memory count each stream's states.
             memory = memory.reset(torch.zeros_like(lengths_B, dtype=torch.bool))
         memory = memory.spend()
         memory.make_room(T)
@@ -364,7 +365,7 @@ class CachedTransformerXL(ScoringModel):
 class _Distances:
     """Projected positions and masks for the longest K so far.
 
-    Rows and columns are ordered by falling distance, so a shorter K uses a view of the last ones.
+    Rows and columns are ordered by falling distance, so a shorter K uses a view on the last ones.
     """
 
     def __init__(self, model: TransformerXL) -> None:
@@ -373,13 +374,11 @@ class _Distances:
         self.n_keys = -1
         self.mask_TK: Tensor | None = None
 
-    def of_segment(
-        self, T: int, M: int, like: Tensor
-    ) -> tuple[list[LayerPositions], Float[Tensor, "T K"]]:
-        """Return positions for every layer, and the mask, of T tokens after a memory of M."""
+    def of_segment(self, T: int, M: int, like: Tensor) -> tuple[list[LayerPositions], Mask]:
+        """Return positions for every layer, and the mask, for T tokens after a memory with M."""
         slots = self.model.config.memory_slots
         K = M + T
-        # From a full memory on, K stays the same: a table of its own is read faster than a view.
+        # From a full memory on, K stays the same: a separate table is read faster than a view.
         if slots <= M and self.n_keys != K:
             self._project(K, like)
         elif self.n_keys < K:
@@ -392,7 +391,7 @@ class _Distances:
         return positions, self.mask_TK[:, self.n_keys - K :]
 
     def _project(self, n_keys: int, like: Tensor) -> None:
-        """Compute the positions of `n_keys` keys, with W_{k,R} R of every layer."""
+        """Compute the positions for `n_keys` keys, with every layer's W_{k,R} R."""
         self.n_keys = n_keys
         self.mask_TK = None
         self.positions = []
@@ -407,15 +406,15 @@ class _Distances:
 def weights_of(
     tables: list[dict[str, Any]], device: str
 ) -> tuple[torch.dtype | None, list[tuple[int, int]]]:
-    """Return the type of autocast, and each parameter's address and number of changes in place.
+    """Return autocast's type, and each parameter's address and number of changes in place.
 
-    They change with an optimizer step, `load_state_dict`, replaced parameters, another device or
-    type. They do not change, because torch does not count it, with the step of an optimizer with
-    `fused=True` and with writes through `parameter.data`.
+    They change with an optimizer step, `load_state_dict`, replaced parameters, another device or type. They do not
+    change with an optimizer step under `fused=True` or with writes through `parameter.data`: torch does not count
+    these.
 
     Args:
-        tables: torch's own tables of parameters, `module._parameters`, which show a replaced one.
-        device: type of the device.
+        tables: torch's parameter tables, `module._parameters`, which show a replaced one.
+        device: device type.
     """
     dtype = None
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):

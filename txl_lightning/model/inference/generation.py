@@ -1,4 +1,4 @@
-"""Generation: tokens drawn one at a time from the distribution of a model (paper, appendix E)."""
+"""Generation: tokens drawn one at a time from a model's distribution (paper, appendix E)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from txl_lightning.errors import require
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
+from txl_lightning.model.shapes import Counts, Tokens
 from txl_lightning.model.transformer_xl import TransformerXL
 
 MIN_TEMPERATURE = 1e-6
@@ -22,20 +23,20 @@ Seed: TypeAlias = int | torch.Generator
 
 @runtime_checkable
 class GenerativeModel(Protocol):
-    """A language model with the distribution of the next token after every token."""
+    """A language model with the next token's distribution after every token."""
 
     def __call__(self, tokens_BT: Tensor, memory: Any = None, /) -> tuple[Tensor, Any]:
-        """Return the hidden states of the tokens, and the state after the last."""
+        """Return the tokens' hidden states, and the state after the last."""
         ...
 
     def log_probabilities(self, hidden_BTD: Tensor, /) -> Tensor:
-        """Return log P(next token | h) of every token of the vocabulary."""
+        """Return log P(next token | h) for every token in the vocabulary."""
         ...
 
 
 def generate(
     model: GenerativeModel,
-    prompt_BT: Int[Tensor, "B T"] | Sequence[Int[Tensor, " _T"]],
+    prompt_BT: Tokens | Sequence[Int[Tensor, " _T"]],
     n_tokens: int,
     *,
     top_k: int | None = 40,
@@ -45,39 +46,37 @@ def generate(
     segment_len: int = 128,
     document_start: int | None = None,
     closed_documents: bool = False,
-) -> Iterator[Int[Tensor, " B"]]:
+) -> Iterator[Counts]:
     """Continue B prompts; yield one token per prompt as soon as it is drawn.
 
         for token_B in generate(model, prompt_BT, 500): ...
 
-    A token is drawn from P(token | prompt, tokens drawn so far)^(1 / temperature), restricted to
-    the likeliest tokens (`candidates`) and normalised again. The paper draws 500 or 1,000 tokens
-    from the top 40, after a context of up to 512 tokens. The prompt is read in segments, and every
-    drawn token is a segment of its own: the context is the memory, `mem_len` tokens in every layer,
-    and absolute encodings give every drawn token the position of a segment's end. A TransformerXL
-    runs with cached keys and values where `can_cache` allows it.
+    A token is drawn from P(token | prompt, tokens drawn so far)^(1 / temperature), restricted to the likeliest tokens
+    (`candidates`) and normalised again. The paper draws 500 or 1,000 tokens from the top 40, after up to 512 context
+    tokens. The prompt is read in segments, and every drawn token is a segment: the context is the memory, `mem_len`
+    tokens in every layer, and absolute encodings give every drawn token the position at a segment's end. A
+    TransformerXL runs with cached keys and values where `can_cache` allows it.
 
-    Prompts are one batch, of unequal lengths (`lengths_B`) where the model takes them. The others,
-    such as a sliding window, read a batch for each length. Either way a prompt gets the tokens that
-    it gets alone, if it is given a seed of its own.
+    Prompts are one batch, with unequal lengths (`lengths_B`) where the model takes them. Other models, such as a
+    sliding window, read a batch for each length. Either way a prompt gets the same tokens as alone, if it is given a
+    separate seed.
 
     Args:
         model: with dropout off (`eval()`); for other lengths use `with_lengths`.
-        prompt_BT: at least one token each, on the model's device; the drawn tokens are there too.
-            Prompts of different lengths are a list of B tensors.
+        prompt_BT: at least one token each, on the model's device; the drawn tokens are there too. Prompts with
+            different lengths are a list of B tensors.
         n_tokens: number of tokens to draw.
-        top_k: draw from this many of the likeliest tokens; None for all.
-        top_p: draw from the fewest of the likeliest tokens whose probabilities add up to this
-            (nucleus sampling, Holtzman et al. 2020); applied after `top_k`. 1 for all.
+        top_k: draw from this many likeliest tokens; None for all.
+        top_p: draw from the fewest likeliest tokens whose probabilities add up to this (nucleus sampling, Holtzman et
+            al. 2020); applied after `top_k`. 1 for all.
         temperature: below 1 favours the likelier tokens, above 1 flattens the distribution.
-        seed: seed of all draws, which are made on CPU for every device, or a CPU generator; or a
-            list of these, one for each prompt.
-        segment_len: tokens of the prompt that are read at once.
-        document_start: a token that begins a document, in prompts and among drawn tokens, for a
-            model with `memory_reset=document`. Without it all that is drawn belongs to the last
-            document of the prompt.
-        closed_documents: whether `document_start` also ends a document (`<S>` at both ends of a
-            sentence). Then it begins one only directly after the one that ends the document before.
+        seed: seed for all draws, which are made on CPU for every device, or a CPU generator; or a list with one for
+            each prompt.
+        segment_len: prompt tokens that are read at once.
+        document_start: a token that begins a document, in prompts and among drawn tokens, for a model with
+            `memory_reset=document`. Without it everything drawn belongs to the prompt's last document.
+        closed_documents: whether `document_start` also ends a document (`<S>` at both ends of a sentence). Then it
+            begins one only directly after the one that ends the document before.
 
     Raises:
         OptionError: an option is not allowed, a prompt is empty, or the model has no memory
@@ -142,11 +141,11 @@ def _generators(seed: Seed | Sequence[Seed], n_prompts: int) -> list[torch.Gener
 
 def generate_all(
     model: GenerativeModel,
-    prompt_BT: Int[Tensor, "B T"] | Sequence[Int[Tensor, " _T"]],
+    prompt_BT: Tokens | Sequence[Int[Tensor, " _T"]],
     n_tokens: int,
     **options: Any,
 ) -> Int[Tensor, "B n_tokens"]:
-    """Return all drawn tokens at once; takes the arguments of `generate`."""
+    """Return all drawn tokens at once; takes the same arguments as `generate`."""
     tokens = [token_B[:, None] for token_B in generate(model, prompt_BT, n_tokens, **options)]
     return torch.cat([prompt_BT[0].new_empty(len(prompt_BT), 0), *tokens], dim=1)
 
@@ -183,7 +182,7 @@ class _Group:
         model: model; it takes lengths, or all prompts have one length.
         rows: their places among all prompts.
         document_start, closed_documents: as for `generate`.
-        segments: what is to be read, and how many tokens of each row, None for all.
+        segments: what is to be read, and how many tokens in each row, None for all.
         last_G1: last tokens, with their marks.
     """
 
@@ -214,16 +213,16 @@ class _Group:
             self.segments.append((pad_sequence(begun, batch_first=True), lengths_G))
 
     def add(self, token_G1: Tensor) -> None:
-        """Add a drawn token of every row to what is to be read."""
+        """Add every row's drawn token to what is to be read."""
         self.last_G1 = self._with_starts(token_G1, self.last_G1)
         self.segments = [(self.last_G1, None)]
 
     def read(self) -> Float[Tensor, "G V"]:
-        """Read the segments that are left and return the log-probabilities of the next tokens."""
+        """Read the segments that are left and return the next tokens' log-probabilities."""
         n_begun = len(self.segments[0][0])
         for tokens_GT, lengths_G in self.segments:
             if len(tokens_GT) > n_begun:
-                # Others begin: with the memory of any stream, reset.
+                # Other rows begin anew: with any stream's memory, reset.
                 rows_G = torch.arange(len(tokens_GT), device=tokens_GT.device)
                 memory = self.memory.select(rows_G.clamp(max=n_begun - 1))
                 self.memory = memory.reset(rows_G >= n_begun)
@@ -238,7 +237,7 @@ class _Group:
         return self.model.log_probabilities(last_G1D)[:, 0]
 
     def _with_starts(self, tokens_GT: Tensor, last_G1: Tensor | None) -> Tensor:
-        """Return the tokens with the first one of every document marked.
+        """Return the tokens with every document's first one marked.
 
         Args:
             tokens_GT: tokens.
@@ -258,7 +257,7 @@ class _Group:
 def _draw(
     groups: list[_Group], n_tokens: int, sampling: Sampling, generators: list[torch.Generator]
 ) -> Iterator[Tensor]:
-    """Yield a token per prompt, in the order of the prompts."""
+    """Yield a token per prompt, in the prompts' order."""
     rows: list[int] = []
     for group in groups:
         rows.extend(group.rows)
@@ -284,9 +283,8 @@ def candidates(
 ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
     """Return the tokens that may be drawn, likeliest first, and their normalised probabilities.
 
-    In this order: p^(1/temperature); the `top_k` likeliest, normalised; of these, every token whose
-    likelier tokens add up to less than `top_p`. The likeliest token is always kept; tokens cut off
-    by `top_p` have 0.
+    In this order: p^(1/temperature); the `top_k` likeliest, normalised; among these, every token whose likelier tokens
+    add up to less than `top_p`. The likeliest token is always kept; tokens cut off by `top_p` have 0.
     """
     k = min(top_k or log_probabilities_BV.shape[1], log_probabilities_BV.shape[1])
     likeliest, tokens_Bk = log_probabilities_BV.float().topk(k, dim=-1)
@@ -304,8 +302,8 @@ def _sample(
     log_probabilities_BV: Float[Tensor, "B V"],
     sampling: Sampling,
     generators: list[torch.Generator],
-) -> Int[Tensor, " B"]:
-    """Draw one of the candidates for every stream, with one generator for all or one for each."""
+) -> Counts:
+    """Draw one candidate for every stream, with one generator for all or one for each."""
     probabilities_Bk, tokens_Bk = candidates(
         log_probabilities_BV, sampling.top_k, sampling.top_p, sampling.temperature
     )
