@@ -283,16 +283,3 @@ def test_a_long_run_of_letters_is_cut_for_training() -> None:
     """Training is quadratic in the length of a word."""
     made = Vocabulary.of_tokenizer(train_byte_pairs(["a" * 20_000], 300))
     assert max(map(len, made.symbols)) <= 1024
-
-
-def words_of(vocabulary: Vocabulary, tokens: np.ndarray) -> int:
-    new_line = int(vocabulary.encode(b"\n")[0])
-    return vocabulary.count_words(tokens, np.append(new_line, tokens[:-1]))
-
-
-def test_words_are_counted_as_papers_count_wikitext() -> None:
-    content = " = Title =\n\nTwo  words ,\nand\tmore\n"  # 8 words and 4 ends of lines
-    for way in ("gpt2", "cl100k", "no expression"):
-        vocabulary = Vocabulary.of_tokenizer(tokenizer(way))
-        assert words_of(vocabulary, vocabulary.encode(content.encode())) == 12
-    assert words_of(Vocabulary("byte"), np.frombuffer(content.encode(), np.uint8)) == 12

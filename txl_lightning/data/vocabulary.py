@@ -106,30 +106,6 @@ class Vocabulary:
             return None
         return int(lengths.sum())
 
-    def count_words(self, tokens: np.ndarray, before: np.ndarray) -> int:
-        """Return the number of words and line ends that begin in tokens, as papers count the tokens of WikiText.
-
-        Words are what ASCII white space divides; the end of a line counts as one (`<eos>`).
-
-        Args:
-            tokens: token numbers, of bytes.
-            before: the token before each.
-        """
-        n_words_V, begins_V, ends_V = self._words_VX.T
-        n_continued = (begins_V[tokens] & ends_V[before]).sum()
-        return int(n_words_V[tokens].sum() - n_continued)
-
-    @cached_property
-    def _words_VX(self) -> np.ndarray:
-        """Words and line ends of every token, and whether its first and its last byte are of words, [V, 3]."""
-        rows = []
-        for content in self._bytes:
-            n_words = len(content.split()) + content.count(b"\n")
-            begins = bool(content[:1].strip())
-            ends = bool(content[-1:].strip())
-            rows.append((n_words, begins, ends))
-        return np.array(rows)
-
     @cached_property
     def numbers(self) -> dict[str, int]:
         """Every symbol's number."""
