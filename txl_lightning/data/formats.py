@@ -225,7 +225,7 @@ def read_column(path: Path, name: str, config: FileData) -> Records:
 
 
 def _encode_text(value: Any) -> list[bytes]:
-    """Return the bytes of a text, which ends with a line break.
+    """Return a text's bytes; it ends with a line break.
 
     Raises:
         ValueError, TypeError: it is none.

@@ -172,7 +172,7 @@ def _root(config: DataConfig) -> Path:
 
 
 def _find_parts(config: DataConfig, folder: Path) -> Parts:
-    """Return the files of the first layout that is complete; nothing if none is."""
+    """Return the files in the first complete layout; nothing if none is."""
     joined = folder / config.name
     if joined.is_file():
         size = joined.stat().st_size

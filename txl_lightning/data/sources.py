@@ -328,7 +328,7 @@ def read(parts: Iterable[Part], unit: Alignment = "byte") -> Iterator[bytes]:
 
 
 def place_of_bad_byte(parts: Parts) -> str:
-    """Return the file and the place of the first byte that is not UTF-8."""
+    """Return the file and where its first byte that is not UTF-8 stands."""
     for part in chain.from_iterable(parts.values()):
         content = mapped(part.path, "uint8").tobytes()
         try:

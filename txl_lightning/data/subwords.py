@@ -107,7 +107,7 @@ class Subwords:
         return 0
 
     def _encode_texts(self, context: str, texts: Texts) -> Tokens:
-        """Return the tokens of texts; the first text follows a context of the same document."""
+        """Return the texts' tokens; the first text follows a context from the same document."""
         texts[0] = context + texts[0]
         ids_of_context, *encoded = self._ids([context, *texts])
         if not encoded[0].startswith(ids_of_context):
@@ -169,7 +169,7 @@ def _divides_words(state: dict[str, Any]) -> bool:
 
 
 def _contents(tokenizer: Tokenizer, state: dict[str, Any]) -> tuple[bytes, ...]:
-    """Return the bytes of every token by number."""
+    """Return every token's bytes by number."""
     layout = json.dumps([state.get("pre_tokenizer"), state.get("decoder")])
     is_byte_level = '"ByteLevel"' in layout
     is_like_sentencepiece = re.search('"(Metaspace|ByteFallback|Replace)"', layout)
