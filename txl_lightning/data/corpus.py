@@ -102,7 +102,8 @@ class Corpus:
         share = self.unknown.get(split)
         if not share:
             return ""
-        return f" with {share:.1%} <unk> ({round(share * len(self.splits[split])):,})"
+        n_unknown = round(share * len(self.splits[split]))
+        return f" with {share:.1%} <unk> ({n_unknown:,})"
 
 
 def load_corpus(
@@ -145,10 +146,21 @@ def load_corpus(
     try:
         if config.level == "ids":
             of_file = cast("FileData", config)
-            vocabulary = vocabulary_of_ids(of_file, source, checksum, vocabulary)
+            vocabulary = vocabulary_of_ids(
+                of_file,
+                source,
+                checksum,
+                vocabulary,
+            )
         elif config.level == "bpe" and vocabulary is None:
             vocabulary = _tokenizer(config, source, checksum)
-        return _encoded_corpus(config, source, checksum, vocabulary, marked)
+        return _encoded_corpus(
+            config,
+            source,
+            checksum,
+            vocabulary,
+            marked,
+        )
     except OptionError:
         raise
     except UserError as error:

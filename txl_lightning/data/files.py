@@ -75,9 +75,9 @@ def file(config: FileData, whole: bool = False) -> Source:
         OptionError: a path cannot be used: missing, empty, not readable, no text, or partly splits.
     """
     fractions = config.fractions
-    is_good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
+    is_positive = len(fractions) == 3 and min(fractions) > 0
     require(
-        is_good,
+        is_positive and abs(sum(fractions) - 1) < 1e-6,
         "data.fractions",
         list(fractions),
         "must be three positive numbers (train, valid, test) with sum 1",

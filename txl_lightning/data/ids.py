@@ -70,7 +70,12 @@ def open_ids(path: Path, name: str, config: FileData) -> Part:
     magic = int.from_bytes(head[:4], "little")
     if name == "bin" and magic in TYPES_OF_LLM_C:
         n_ids = int.from_bytes(head[8:12], "little")
-        return _part(path, TYPES_OF_LLM_C[magic], n_ids, LLM_C_HEADER)
+        return _part(
+            path,
+            TYPES_OF_LLM_C[magic],
+            n_ids,
+            LLM_C_HEADER,
+        )
     return _raw(path, config, head)
 
 
@@ -86,7 +91,12 @@ def _numpy(path: Path) -> Part:
         f"must be integers in one dimension, not {ids.dtype} {ids.shape}: save ids.ravel()",
     )
     dtype = ids.dtype.name if ids.dtype.isnative else ids.dtype.str
-    return _part(path, dtype, len(ids), ids.offset)
+    return _part(
+        path,
+        dtype,
+        len(ids),
+        ids.offset,
+    )
 
 
 def _indexed(path: Path) -> Part:
@@ -105,7 +115,12 @@ def _indexed(path: Path) -> Part:
     except (struct.error, LookupError, ValueError) as error:
         allowed = "must have an index of Megatron or fairseq (--dataset-impl mmap)"
         raise OptionError("data.path", path, allowed) from error
-    return _part(path, dtype, n_ids, starts=starts)
+    return _part(
+        path,
+        dtype,
+        n_ids,
+        starts=starts,
+    )
 
 
 def _part(
@@ -117,7 +132,14 @@ def _part(
         path,
         f"must have the {n_ids:,} ids of its header or index, and no more",
     )
-    return Part(path, 0, n_ids, format=dtype, offset=offset, starts=starts)
+    return Part(
+        path,
+        0,
+        n_ids,
+        format=dtype,
+        offset=offset,
+        starts=starts,
+    )
 
 
 def _raw(path: Path, config: FileData, head: bytes) -> Part:
@@ -206,7 +228,12 @@ def _count_ids(source: Source) -> dict[str, int]:
             zeros += int(np.count_nonzero(ids == 0))
             smallest = min(smallest, int(ids.min()))
             largest = max(largest, int(ids.max()))
-    return {"number": number, "zeros": zeros, "smallest": smallest, "largest": largest}
+    return {
+        "number": number,
+        "zeros": zeros,
+        "smallest": smallest,
+        "largest": largest,
+    }
 
 
 def _new_vocabulary(config: FileData, counts: dict[str, int]) -> Vocabulary:

@@ -150,7 +150,13 @@ def _source(
             reason = f"the download failed ({first_line(error)})"
             raise UserError(f"data={corpus}: not in {folders[0]}, and {reason}; {where}") from error
     name = f"{corpus}{way}"
-    return Source(name, parts, make, PUBLISHED.get(name, {}), cutoffs)
+    return Source(
+        name,
+        parts,
+        make,
+        PUBLISHED.get(name, {}),
+        cutoffs,
+    )
 
 
 def _root(config: DataConfig) -> Path:

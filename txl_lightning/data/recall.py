@@ -134,5 +134,11 @@ def recall(config: RecallData) -> Source:
     check("data.n_tokens", config.n_tokens, COUNT)
     require_memory(16 * config.n_tokens, "data.n_tokens", config.n_tokens)
     text = Recall(tuple(distances), config.repeats, config.symbols)
-    path = generated(config, Recall.text, text, config.n_tokens, config.text_seed)
+    path = generated(
+        config,
+        Recall.text,
+        text,
+        config.n_tokens,
+        config.text_seed,
+    )
     return Source("recall", cut_file(path), open_vocabulary(config))
