@@ -167,14 +167,14 @@ def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: Output
 
 
 BAD = [
-    ("no JSON", "line 2 .*JSONDecodeError"),
+    ("not JSON", "line 2 .*JSONDecodeError"),
     ('{"text": 7}', "line 2 .*must be a text, not 7"),
     ('{"text": ["a", "b"]}', "line 2 .*must be a text, not .'a', 'b'"),
     ('{"text": {"raw": "a"}}', "line 2 .*must be a text, not .'raw': 'a'"),
     ('{"text": "\\ud800"}', "line 2 .*surrogates not allowed"),
     ("[" * 100_000, "line 2 .*RecursionError"),
     (b'{"text": "\xff"}', "line 2 .*UnicodeDecodeError"),
-    ("[1, 2]", "line 2 .*it is no object"),
+    ("[1, 2]", "line 2 .*it is not a JSON object"),
 ]
 
 
@@ -197,7 +197,7 @@ def test_a_bad_record_ends_with_its_line_or_is_counted(
 def test_a_broken_list_of_json_always_ends(tmp_path: Path) -> None:
     """Nothing says where its next record begins."""
     (path,) = files(tmp_path, {"a.json": '[{"text": "a"}, {"text": "b}, {"text": "c"}]'})
-    with pytest.raises(OptionError, match=r"the file after record 1 cannot be read .*no JSON"):
+    with pytest.raises(OptionError, match=r"the file after record 1 cannot be read .*not JSON"):
         records_of(tmp_path, path, skip_bad=True)
 
 
@@ -217,7 +217,7 @@ DAMAGED = [
     (
         "a.json",
         b'[{"text": "a"}, {"text": "b"}',
-        "the file after record 2 cannot be read .*no JSON",
+        "the file after record 2 cannot be read .*not JSON",
     ),
     ("a.csv", b"text,text\na,b\n", "must be a column of .*a.csv: text, text"),
     ("a.csv", "text\nword\n".encode("utf-16"), "the file cannot be read .UnicodeDecodeError"),

@@ -190,7 +190,11 @@ def test_every_reproduction_is_understood() -> None:
 def working_directory(tmp_path: Path, monkeypatch: Patch) -> Path:
     """Write the files that commands of the pages read into a new working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_GUESTS", "examples/t5.py,examples/layer_scale.py,examples/brackets.py")
+    monkeypatch.setenv(
+        "TXL_GUESTS",
+        "examples/t5.py,examples/layer_scale.py,examples/brackets.py,"
+        "examples/dynamic_evaluation.py",
+    )
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     with (tmp_path / "book.txt").open("w") as book:
         for i in range(4000):

@@ -9,7 +9,7 @@ import torch
 
 from tests.fixtures import Patch
 from tests.training.small_run import bare_module, tiny_config
-from txl_lightning import TransformerXL, TransformerXLConfig, files
+from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.evaluation import hardware
 from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision
 from txl_lightning.training import module
@@ -28,8 +28,20 @@ def test_auto_takes_the_first_accelerator_that_the_machine_has(
         (False, False, "optimizer=muon", "cpu", "32-true", "32-true"),
     ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has=cuda: has)
-        monkeypatch.setattr(torch.backends.mps, "is_available", lambda has=mps: has)
-        found = resolve_precision(resolve_accelerator(tiny_config(tmp_path, *options, word)))
+        monkeypatch.setattr(
+            torch.backends.mps,
+            "is_available",
+            lambda has=mps: has,
+        )
+        found = resolve_precision(
+            resolve_accelerator(
+                tiny_config(
+                    tmp_path,
+                    *options,
+                    word,
+                )
+            )
+        )
         assert [
             found.trainer.accelerator,
             found.trainer.precision,
@@ -69,13 +81,10 @@ def test_sums_of_losses_stay_in_float64(monkeypatch: Patch, without_float64: tup
     sums = bare_module(TransformerXL(TransformerXLConfig(vocab_size=256)))
     tokens = torch.zeros(1, 3, dtype=torch.int64)
 
-    sums.add_losses(torch.tensor([[2.0**30]]), tokens[:, :1])
+    sums.add_losses(
+        torch.tensor([[2.0**30]]),
+        tokens[:, :1],
+    )
     sums.add_losses(torch.ones(1, 3), tokens)
 
     assert sums.evaluation_sums.tolist() == [2.0**30 + 3, 4, 4]
-
-
-def test_run_directories_never_collide(tmp_path: Path) -> None:
-    made = [files.new_directory(str(tmp_path / "outputs/12-00-00")) for _ in range(3)]
-    assert made == [str(tmp_path / f"outputs/12-00-00{end}") for end in ("", "-2", "-3")]
-    assert all(Path(path).is_dir() for path in made)

@@ -52,7 +52,7 @@ def cached(cache_dir: str, inputs: object, prepare: Callable[[Path], Description
     folder = directory / hashlib.sha256(key.encode()).hexdigest()[:32]
     if prepared := _opened(folder):
         return prepared
-    failure = f"{folder} is damaged as soon as it is written"
+    failure = f"{folder} is damaged right after it was written"
     try:
         if os.path.lexists(folder):
             notice(f"{folder} is damaged; it is prepared again")

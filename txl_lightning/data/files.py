@@ -178,7 +178,7 @@ def _by_name(files: Files, given: Any) -> dict[str, Files]:
         "train" in splits or len(others) > 0,
         "data.path",
         given,
-        f"has no file that is train; {HINT}",
+        f"has no file for train; {HINT}",
     )
     return splits
 

@@ -39,7 +39,7 @@ ADDRESSES = {  # of archives, and the folder in them
 CHARACTERS = 100_000_000
 SIZES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 WIKITEXT_EVALUATION = {"valid": 217_646, "test": 245_569}
-# Vocabulary entries and tokens per split with `<eos>`, which a correct preparation reproduces.
+# Vocabulary entries and tokens per split with `<eos>` that a correct preparation reproduces.
 PUBLISHED: dict[str, dict[str, int]] = {
     "enwik8, newlines kept": {"vocabulary": 205, **SIZES},
     "enwik8, newlines dropped": {"vocabulary": 204},  # of the bytes, line breaks are counted too

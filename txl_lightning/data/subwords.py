@@ -196,11 +196,11 @@ def _contents(tokenizer: Tokenizer, state: dict[str, Any]) -> tuple[bytes, ...]:
 def train_byte_pairs(texts: Iterable[str], vocab_size: int, least: int = N_BYTES) -> str:
     """Train byte-level BPE on a text and return its `tokenizer.json`: 256 bytes and at most `vocab_size` - 256 merges.
 
-    GPT-2's regular expression cuts the text into words, which no merge crosses; a word with more than `LONGEST_WORD`
-    bytes is cut for training. Equal texts give equal merges.
+    GPT-2's regular expression cuts the text into words, and no merge crosses words. A word with more than
+    `LONGEST_WORD` bytes is cut for training. Equal texts give equal merges.
 
     Args:
-        texts: the text in chunks, which may end anywhere.
+        texts: the text in chunks that may end anywhere.
         vocab_size: most tokens.
         least: fewest tokens.
 

@@ -6,10 +6,10 @@ from txl_lightning.recl.effective_context import Entries
 from txl_lightning.reporting import escape, markdown_table
 
 DEFINITIONS = (
-    "Within 1 %: the first context whose mean loss is at most 1 % above that with the longest context.",
+    "Within 1 %: the first context whose mean loss is at most 1 % above the loss with the longest context.",
     "Guarded: RECL that also ends where the model's own mean loss no longer falls, over all or over hard positions.",
     "RECL: the paper's length, in a group; it ends at the first step whose relative gain is below the threshold.",
-    "r: only the share r of the positions that is hardest counts; r = 1.0 is all.",
+    "r = 0.1: only the hardest 10 % of the positions count; r = 1.0: all.",
 )
 NOTES = {
     "code_not_run": "its own code is not run; read as {}",
