@@ -199,7 +199,9 @@ def _encoded_corpus(
         for name, published in source.published.items():
             if given is None and counts[name] != published:
                 differs = f"{counts[name]:,} ({name}) where {published:,} are published"
-                raise UserError(f"the preparation has {differs}: it is not, or not all, the text")
+                raise UserError(
+                    f"the prepared text has {differs}: the file is another text, or incomplete"
+                )
         return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
     _, arrays, description = cached(config.cache_dir, inputs, prepare)

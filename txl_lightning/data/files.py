@@ -172,7 +172,7 @@ def _by_name(files: Files, given: Any) -> dict[str, Files]:
         len(splits) == 1 or not others,
         "data.path",
         given,
-        f"has files that are splits and {_few(others)}, which is none; {HINT}",
+        f"has split files and {_few(others)}, whose name says no split; {HINT}",
     )
     require(
         "train" in splits or len(others) > 0,
@@ -247,7 +247,7 @@ def find_files(config: FileData, given: Any) -> Files:
         not twice,
         "data.path",
         given,
-        f"has {_few(twice)}, packed and unpacked",
+        f"has {_few(twice)} compressed and uncompressed",
     )
     return files
 

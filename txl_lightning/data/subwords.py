@@ -65,7 +65,7 @@ class Subwords:
             self._tokenizer = Tokenizer.from_str(json.dumps(state))
             self.contents = _contents(self._tokenizer, state)
         except Exception as error:  # the library raises a plain one for a file that it cannot read
-            kind = "is not a tokenizer.json of tokens that are bytes, like GPT-2's"
+            kind = "is not a byte-level tokenizer.json, like GPT-2's"
             raise UserError(f"{kind} ({error!r})") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
