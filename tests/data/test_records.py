@@ -136,9 +136,7 @@ def test_any_file_is_read_as_text_if_the_format_says_so(tmp_path: Path, name: st
 @pytest.mark.parametrize("name", ["events.log", "wiki_00"])
 def test_text_that_begins_like_json_is_refused(tmp_path: Path, name: str) -> None:
     (path,) = files(tmp_path, {name: JSON_LINES})
-    with pytest.raises(
-        OptionError, match=r"begins like JSON; data\.format=jsonl or json reads its"
-    ):
+    with pytest.raises(OptionError, match=r"not JSON; data\.format=jsonl or json reads its"):
         corpus_of(path, tmp_path, level="char")
     assert len(
         records_of(
@@ -216,14 +214,11 @@ def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
 
 DAMAGED = [
     ("a.jsonl", b'{"text": null}\n' * 9, "must have text or ids: a.jsonl is empty"),
-    ("a.json", b'[{"text": "a"}, {"text": ', "not JSON"),
-    ("a.json", b'{"text": "a"} and more', "not JSON"),
     (
         "a.json",
         b'[{"text": "a"}, {"text": "b"}',
         "the file after record 2 cannot be read .*not JSON",
     ),
-    ("a.json", b'{"text": "a"}]', "not JSON"),
     ("a.csv", b"text,text\na,b\n", "must be a column of .*a.csv: text, text"),
     ("a.csv", "text\nword\n".encode("utf-16"), "the file cannot be read .UnicodeDecodeError"),
     (
@@ -236,9 +231,8 @@ DAMAGED = [
         parquet_of(pyarrow.int32(), ["0", "1"]),
         "record 1 cannot be read .TypeError: must be a text, not 0",
     ),
-    ("a.json", b'["a", "b"]', "it is not a JSON object"),
-    ("a.csv", b"# made by x\nid,text\n1,abc\n", "must be a column of .*a.csv: # made by x"),
-    ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*not have the header.s 2 fields"),
+    ("a.json", b'["a", "b"]', "it is no object"),
+    ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*not the 2 fields of the header"),
     (
         "a.parquet",
         b"PAR1" + bytes(99) + b"\xff" * 4 + b"PAR1",

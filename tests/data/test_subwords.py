@@ -23,7 +23,7 @@ from tokenizers import (
 )
 
 from txl_lightning.data import subwords
-from txl_lightning.data.subwords import BYTE_OF_CHARACTER, WORD, train_byte_pairs
+from txl_lightning.data.subwords import WORD, train_byte_pairs
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError
 
@@ -255,32 +255,6 @@ def test_training_counts_the_words_of_the_whole_text() -> None:
         700,
     )
     assert json.loads(found)["model"] == json.loads(made.to_str())["model"]
-
-
-def without(way: str, *characters: str) -> str:
-    state = json.loads(tokenizer(way))
-    model = state["model"]
-    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    kept = [token for token in tokens if not set(characters) & set(token)]
-    model["vocab"] = {token: number for number, token in enumerate(kept)}
-    model["merges"] = [pair for pair in model["merges"] if not set(characters) & set("".join(pair))]
-    return json.dumps(state)
-
-
-def test_bytes_that_no_text_has_need_no_token() -> None:
-    """GPT-NeoX's and ModernBERT's tokenizers lack c0, c1 and f5 to ff."""
-    character_of = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
-    lacking = without("gpt2", *(character_of[byte] for byte in (0xC0, 0xC1, *range(0xF5, 0x100))))
-    expected = Tokenizer.from_str(lacking).encode(PROSE, add_special_tokens=False).ids
-    assert Vocabulary.of_tokenizer(lacking).encode(PROSE.encode()).tolist() == expected
-
-
-@pytest.mark.parametrize("way", ["gpt2", "cl100k"])
-def test_bytes_that_a_tokenizer_drops_are_counted(way: str) -> None:
-    lacking = Vocabulary.of_tokenizer(without(way, "z", "q"))
-    assert lacking.decode(lacking.encode(b"a day in April")) == "a day in April"
-    with pytest.raises(UserError, match=r"has no token for 'q' \(1 bytes\), 'z' \(1 bytes\)"):
-        lacking.encode(b"a quizz in May, quiet")
 
 
 def test_dropout_of_training_is_off() -> None:

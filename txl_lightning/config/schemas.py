@@ -125,8 +125,7 @@ class DataConfig:
     Attributes:
         name: corpus.
         level: byte, char, word, bpe or ids, as the corpus allows.
-        vocab_size: size of a trained subword vocabulary, or number of ids. Null for at most 2048 for python-packages
-            and own text, else 8192.
+        vocab_size: tokens of a subword vocabulary that is trained, or ids. Null for at most 2048 subwords.
         tokenizer: tokenizer.json for level=bpe; null trains one on the training split.
         min_count: rarer training symbols become <unk>; null for 2 with words, 1 with characters.
         root: folder for all corpora; null for the variable TXL_DATA. It is read when the data is loaded, so a
@@ -157,9 +156,9 @@ class DataConfig:
 class FileData(DataConfig):
     """Options for `data=file`.
 
-    At level ids `path` is a file with token ids, a folder with such files, or three paths: train, valid, test;
-    `vocab_size` null is the largest id + 1 or the number of `names`, and `document_start` matches the whole number or
-    name of an id that begins documents.
+    At level ids `path` is a file of token ids or a folder of such files; `vocab_size`
+    null is the largest id + 1 or the number of `names`, and `document_start` matches the whole number or name of an
+    id that begins documents.
 
     Attributes:
         path: file, folder, pattern, a list with these, or {train: …, valid: …, test: …}. A pattern is like

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +17,8 @@ import numpy as np
 from txl_lightning.errors import UserError, notice
 from txl_lightning.files import PART, expand, file_checksum, new_folder, sync_folder, write_json
 
-PREPARATION_VERSION = 13
+PREPARATION_VERSION = 14
+SECONDS_OF_DAY = 86_400
 DESCRIPTION = "description.json"
 LARGE_FILE_BYTES = 1 << 24  # from this size on a file's checksum is cached
 
@@ -49,13 +50,12 @@ def cached(cache_dir: str, inputs: object, prepare: Callable[[Path], Description
     directory = expand(cache_dir)
     key = repr((PREPARATION_VERSION, inputs))
     folder = directory / hashlib.sha256(key.encode()).hexdigest()[:32]
-    prepared = _opened(folder)
-    if prepared is not None:
+    if prepared := _opened(folder):
         return prepared
     failure = f"{folder} is damaged right after it was written"
     try:
         if os.path.lexists(folder):
-            notice(f"data.cache_dir={directory}: {folder} is damaged; it is prepared again")
+            notice(f"{folder} is damaged; it is prepared again")
             shutil.rmtree(folder)
         with prepared_folder(folder) as unfinished:
             description = prepare(unfinished)
@@ -64,8 +64,7 @@ def cached(cache_dir: str, inputs: object, prepare: Callable[[Path], Description
                 sizes[path.name] = path.stat().st_size
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
-            state = {"description": description, "sizes": sizes}
-            write_json(unfinished / DESCRIPTION, state)
+            write_json(unfinished / DESCRIPTION, [description, sizes])
         sync_folder(directory)
     except OSError as error:  # another process may have been faster
         failure = f"cannot store prepared tokens: {error}"
@@ -79,25 +78,17 @@ def cached(cache_dir: str, inputs: object, prepare: Callable[[Path], Description
 def prepared_folder(path: Path) -> Iterator[Path]:
     """Give the block a temporary folder. It becomes `path` as a whole; after an error nothing remains.
 
-    Folders left beside it by killed processes are removed, unless another process prepares one there. Every process
-    shares a lock on the parent folder while it writes; the lock ends when the process is killed.
+    Folders beside it that killed processes have left are removed after a day.
 
     Raises:
         OSError: the disk is full or the folder is not writable.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path.parent, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # another process holds it, or the file system has no locks
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in path.parent.glob(f"{PART}*"):
+    with suppress(OSError):  # another process was faster
+        for left in path.parent.glob(f"{PART}*"):
+            if left.stat().st_mtime < time.time() - SECONDS_OF_DAY:
                 shutil.rmtree(left, ignore_errors=True)
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        with new_folder(path) as folder:
-            yield folder
-    finally:
-        os.close(lock)
+    with new_folder(path) as folder:
+        yield folder
 
 
 def checksum_once(cache_dir: str, path: Path) -> str:
@@ -125,13 +116,13 @@ def mapped(path: Path, dtype: str, offset: int = 0) -> np.ndarray:
 def _opened(folder: Path) -> Prepared | None:
     """Open a folder; return None if it is missing or damaged."""
     try:
-        state = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        description, sizes = json.loads((folder / DESCRIPTION).read_bytes())
         arrays = {}
-        for name, size in state["sizes"].items():
+        for name, size in sizes.items():
             path = folder / name
             if path.stat().st_size != size:
                 return None
             arrays[path.stem] = mapped(path, path.suffix[1:])
-        return Prepared(folder, arrays, state["description"])
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return Prepared(folder, arrays, description)
+    except (OSError, ValueError, TypeError, AttributeError):
         return None

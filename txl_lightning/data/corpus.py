@@ -49,6 +49,7 @@ CONVERSIONS = {
 }
 
 NEWLINE = ord("\n")
+MOST_SUBWORDS = 2048  # that are trained, unless data.vocab_size is given
 
 Pattern = re.Pattern[bytes]
 FindStarts = Callable[[np.ndarray], Positions]
@@ -101,7 +102,8 @@ class Corpus:
         share = self.unknown.get(split)
         if not share:
             return ""
-        return f" with {share:.1%} <unk> ({round(share * len(self.splits[split])):,})"
+        n_unknown = round(share * len(self.splits[split]))
+        return f" with {share:.1%} <unk> ({n_unknown:,})"
 
 
 def load_corpus(
@@ -128,21 +130,18 @@ def load_corpus(
     """
     for name, levels in LEVELS_OF_OPTIONS.items():
         value = getattr(config, name, None)
-        allowed = f"is for data.level={' or '.join(levels)}, not {config.level}"
         require(
             value is None or config.level in levels,
             f"data.{name}",
             value,
-            allowed,
+            f"is for data.level={' or '.join(levels)}, not {config.level}",
         )
     source, checksum = corpus_source(config, whole)
-    allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
-    is_free = config.min_count in (None, 1) or not source.published
     require(
-        is_free,
+        config.min_count in (None, 1) or not source.published,
         "data.min_count",
         config.min_count,
-        allowed,
+        f"must be null or 1 for data={config.name}, whose vocabulary is published",
     )
     try:
         if config.level == "ids":
@@ -167,32 +166,43 @@ def load_corpus(
     except UserError as error:
         reason = str(error)
         if isinstance(error.__cause__, UnicodeDecodeError):
-            place = place_of_bad_byte(part for parts in source.parts.values() for part in parts)
+            place = place_of_bad_byte(source.parts)
             convert = "convert it (iconv -f ENCODING -t UTF-8 FILE); you must know its encoding"
             reason = f"not UTF-8 text, {place}: {convert}, or read its bytes (data.level=byte)"
         raise UserError(f"{source.name}: {reason}") from error
 
 
 def _encoded_corpus(
-    config: DataConfig,
-    source: Source,
-    checksum: str,
-    vocabulary: Vocabulary | None,
-    marked: bool,
+    config: DataConfig, source: Source, checksum: str, given: Vocabulary | None, marked: bool
 ) -> Corpus:
     """Encode a corpus with a vocabulary, or one that is made from its text, and cache the tokens."""
+    is_closed = getattr(config, "sentence_marks", "start") == "both"
     made_by = (source.name, config.level, config.min_count, source.published)
-    way = (is_closed(config), marked and [config.document_start])
-    inputs = (checksum, vocabulary or made_by, way)
+    inputs = (checksum, given or made_by, is_closed, marked and [config.document_start])
 
     def prepare(folder: Path) -> Description:
-        return _prepare(
-            config,
-            source,
-            vocabulary,
-            marked,
-            folder,
-        )
+        vocabulary = given
+        if vocabulary is None:
+            vocabulary = source.vocabulary(read(source.parts["train"], ALIGNMENT[config.level]))
+        is_lenient = vocabulary.lenient if given else vocabulary.unknown >= 0
+        encoder = replace(vocabulary, lenient=is_lenient, closed=is_closed)
+        find_starts = None
+        if marked and config.document_start is not None:
+            find_starts = _finder(config.document_start, encoder)
+        counts = {"vocabulary": len(vocabulary)}
+        unknown = {}
+        for split, parts in source.parts.items():
+            documents = read_documents(parts, ALIGNMENT[encoder.level], find_starts)
+            counts[split], n_unknown = _write_split(encoder, documents, folder / split, marked)
+            if encoder.unknown >= 0:
+                unknown[split] = n_unknown / counts[split]
+        for name, published in source.published.items():
+            if given is None and counts[name] != published:
+                differs = f"{counts[name]:,} ({name}) where {published:,} are published"
+                raise UserError(
+                    f"the prepared text has {differs}: the file is another text, or incomplete"
+                )
+        return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
     _, arrays, description = cached(config.cache_dir, inputs, prepare)
     used = Vocabulary.from_state_dict(description["vocabulary"])
@@ -228,15 +238,17 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     """
     source_of = CORPORA.named(config.name)
     levels = LEVELS_OF[config.name]
-    allowed = f"must be {' or '.join(levels)} for data={config.name}"
     require(
         config.level in levels,
         "data.level",
         config.level,
-        allowed,
+        f"must be {' or '.join(levels)} for data={config.name}",
     )
-    source = files.file(cast("FileData", config), whole) if whole else source_of(config)
-    checksum = _checksum(source, config.cache_dir)
+    try:
+        source = files.file(cast("FileData", config), whole) if whole else source_of(config)
+        checksum = _checksum(source, config.cache_dir)
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
     if source.checksum not in (None, checksum):
         reason = f"files of {source.name} differ from the published ones; it is another text"
         notice(f"data={config.name}: {reason}")
@@ -246,17 +258,13 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
 
 def _checksum(source: Source, cache_dir: str) -> str:
     digest = hashlib.sha256()
-    try:
-        for name, parts in source.parts.items():
-            for part in parts:
-                checksum = checksum_once(cache_dir, part.origin or part.path)
-                place = (part.start, part.stop, part.alignment, part.format)
-                starts: tuple[Any, ...] = ()
-                if len(part.starts) > 0:
-                    starts = (part.offset, hashlib.sha256(part.starts.tobytes()).hexdigest())
-                digest.update(repr((name, checksum, *place, *starts)).encode())
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    for name, parts in source.parts.items():
+        for part in parts:
+            checksum = checksum_once(cache_dir, part.origin or part.path)
+            place = [name, checksum, part.start, part.stop, part.alignment, part.format]
+            if len(part.starts) > 0:
+                place += [part.offset, hashlib.sha256(part.starts.tobytes()).hexdigest()]
+            digest.update(repr(tuple(place)).encode())
     return digest.hexdigest()
 
 
@@ -267,59 +275,35 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
         OptionError: the file is not a byte tokenizer, or the training split is too short for so many tokens.
     """
     size = config.vocab_size
-    if config.tokenizer is not None:
-        allowed = "must not be given together with data.tokenizer"
+    file = config.tokenizer
+    if file is not None:
         require(
             size is None,
             "data.vocab_size",
             size,
-            allowed,
+            "must not be given together with data.tokenizer",
         )
-        return _read_tokenizer(config.tokenizer)
-    allowed = f"must be an integer >= {N_BYTES}, the bytes"
+        conversion = CONVERSIONS.get(Path(file).suffix)
+        allowed = f"must be a tokenizer.json: {conversion}"
+        require(conversion is None, "data.tokenizer", file, allowed)
+        try:
+            return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, UserError) as error:
+            raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
     require(
         size is None or size >= N_BYTES,
         "data.vocab_size",
         size,
-        allowed,
+        f"must be an integer >= {N_BYTES}, the bytes",
     )
-    most = source.subwords if size is None else size
 
     def train(_: Path) -> Description:
         texts = map(decoded, read(source.parts["train"], "char"))
+        most = size or MOST_SUBWORDS
         return {"tokenizer": train_byte_pairs(texts, most, least=size or N_BYTES)}
 
-    inputs = (checksum, "byte pairs", most, size)
-    prepared = cached(config.cache_dir, inputs, train)
+    prepared = cached(config.cache_dir, (checksum, "byte pairs", size), train)
     return Vocabulary.of_tokenizer(prepared.description["tokenizer"])
-
-
-def _read_tokenizer(file: str) -> Vocabulary:
-    conversion = CONVERSIONS.get(Path(file).suffix)
-    allowed = f"must be a tokenizer.json: {conversion}"
-    require(
-        conversion is None,
-        "data.tokenizer",
-        file,
-        allowed,
-    )
-    try:
-        return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, UserError) as error:
-        raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
-
-
-def start_pattern(document_start: str) -> Pattern:
-    """Compile the regular expression `data.document_start`; `^` and `$` match at line ends.
-
-    Raises:
-        OptionError: it is not a regular expression.
-    """
-    try:
-        return re.compile(document_start.encode(), re.MULTILINE)
-    except re.error as error:
-        allowed = f"must be a regular expression ({error})"
-        raise OptionError("data.document_start", document_start, allowed) from error
 
 
 def read_documents(
@@ -349,11 +333,19 @@ def read_documents(
             at += len(chunk)
 
 
-def _finder(pattern: Pattern, encoder: Vocabulary) -> FindStarts:
-    """Return what finds documents by a pattern in a part.
+def _finder(document_start: str, encoder: Vocabulary) -> FindStarts:
+    """Return what finds the documents of a pattern in a part; `^` and `$` are the ends of lines.
 
     They begin with every line in which a match begins, and at level ids with every id whose number or name is a match.
+
+    Raises:
+        OptionError: it is not a regular expression.
     """
+    try:
+        pattern = re.compile(document_start.encode(), re.MULTILINE)
+    except re.error as error:
+        allowed = f"must be a regular expression ({error})"
+        raise OptionError("data.document_start", document_start, allowed) from error
     if encoder.level != "ids":
         return partial(_lines_with_match, pattern)
     ids = []
@@ -378,47 +370,6 @@ def _places_of(ids: list[int], content: np.ndarray) -> Positions:
     return np.concatenate(places)
 
 
-def is_closed(config: DataConfig) -> bool:
-    """Return whether sentences have `<S>` at both ends."""
-    return getattr(config, "sentence_marks", "start") == "both"
-
-
-def _prepare(
-    config: DataConfig, source: Source, given: Vocabulary | None, marked: bool, folder: Path
-) -> Description:
-    """Write every split's tokens into `folder`, chunk by chunk, and return the description."""
-    if given is None:
-        vocabulary = source.vocabulary(read(source.parts["train"], ALIGNMENT[config.level]))
-        lenient = vocabulary.unknown >= 0
-    else:
-        vocabulary = given
-        lenient = given.lenient
-    encoder = replace(vocabulary, lenient=lenient, closed=is_closed(config))
-    find_starts = None
-    if marked and config.document_start is not None:
-        find_starts = _finder(start_pattern(config.document_start), encoder)
-    counts = {"vocabulary": len(vocabulary)}
-    unknown: dict[str, float] = {}
-    for split, parts in source.parts.items():
-        documents = read_documents(parts, ALIGNMENT[encoder.level], find_starts)
-        n_tokens, n_unknown = _write_split(
-            encoder,
-            documents,
-            folder / split,
-            marked,
-        )
-        counts[split] = n_tokens
-        if encoder.unknown >= 0:
-            unknown[split] = n_unknown / n_tokens
-    for name, published in source.published.items():
-        if given is None and counts[name] != published:
-            differs = f"{counts[name]:,} ({name}) where {published:,} are published"
-            raise UserError(
-                f"the prepared text has {differs}: the file is another text, or incomplete"
-            )
-    return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
-
-
 def _write_split(
     encoder: Vocabulary, documents: Iterable[list[Any]], path: Path, marked: bool
 ) -> tuple[int, int]:
@@ -434,10 +385,10 @@ def _write_split(
             stored.write(tokens.astype(dtype).tobytes())
             n_tokens += len(tokens)
             n_unknown += int(np.count_nonzero(tokens == encoder.unknown))  # -1 never occurs
-    reason = "it is too short"
-    if encoder.level == "word":
-        reason = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
     if n_tokens == 0:
+        reason = "it is too short"
+        if encoder.level == "word":
+            reason = "cuts are at the ends of lines, and it has too few: use data.level=bpe or char"
         raise UserError(f"the {path.name} split is empty: {reason}")
     positions = np.unique(np.concatenate(starts))  # empty documents begin with the next one
     positions = positions[positions < n_tokens]

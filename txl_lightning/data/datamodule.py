@@ -8,7 +8,7 @@ from txl_lightning.config.schemas import DataConfig, EvaluationConfig
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.streams import Batch, Streams, streams_of
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import UserError, require
+from txl_lightning.errors import require
 
 
 class StreamsDataModule(L.LightningDataModule):
@@ -42,25 +42,21 @@ class StreamsDataModule(L.LightningDataModule):
         self.evaluation = evaluation
         self.ext_len = ext_len
         self.corpus: Corpus = load_corpus(data, vocabulary, marked)
-        n_documents = len(self.corpus.documents["train"])
-        allowed = "must match the first lines of documents: the training split needs two at least"
-        is_good = n_documents > 1 or not marked
         require(
-            is_good,
+            len(self.corpus.documents["train"]) > 1 or not marked,
             "data.document_start",
             data.document_start,
-            allowed,
+            "must match the first lines of documents: the training split needs two at least",
         )
         n_tokens = len(self.corpus.splits["train"])
-        needed = data.batch_size * (data.segment_len + 1)
-        if n_tokens < needed:
-            most = n_tokens // (data.segment_len + 1)
-            fits = f"data.batch_size={most}"
-            if most == 0:
-                fits = f"data.batch_size=1 data.segment_len={n_tokens - 1}"
-            short = f"the training split has {n_tokens:,} tokens, and {data.batch_size} streams"
-            target = f"of a segment of {data.segment_len} tokens and a target need {needed:,}"
-            raise UserError(f"{self.corpus.name} is short: {short} {target}; {fits} fits")
+        most = n_tokens // (data.segment_len + 1)
+        allowed = f"must be at most {most}: the training split has {n_tokens:,} tokens"
+        require(
+            data.batch_size <= most,
+            "data.batch_size",
+            data.batch_size,
+            f"{allowed}, and a stream needs data.segment_len={data.segment_len} and a target",
+        )
         for split in SPLITS:
             self.streams(split)
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ DESCRIPTIONS = re.compile(
 )
 ABOUT = re.compile(r"(readme|licen[cs]e|citation|changelog)\b.*|.*\.md", re.IGNORECASE)
 
-Files = dict[Path, str]  # files and their formats
+Files = list[Path]
 
 
 @register_corpus("file", *LEVELS, "ids", options=FileData)
@@ -74,17 +75,14 @@ def file(config: FileData, whole: bool = False) -> Source:
         OptionError: a path cannot be used: missing, empty, not readable, no text, or partly splits.
     """
     fractions = config.fractions
-    is_good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
-    allowed = "must be three positive numbers (train, valid, test) with sum 1"
+    is_positive = len(fractions) == 3 and min(fractions) > 0
     require(
-        is_good,
+        is_positive and abs(sum(fractions) - 1) < 1e-6,
         "data.fractions",
         list(fractions),
-        allowed,
+        "must be three positive numbers (train, valid, test) with sum 1",
     )
     path: Any = config.path
-    if config.level == "ids" and isinstance(path, list) and len(path) == 3:
-        path = dict(zip(SPLITS, path, strict=True))
     if isinstance(path, Mapping):
         files = _by_mapping(path, config)
         path = path["train"]
@@ -92,18 +90,12 @@ def file(config: FileData, whole: bool = False) -> Source:
         files = {JOINED: find_files(config, path)}
     else:
         files = _by_name(find_files(config, path), path)
-    parts = {split: _open_files(config, files_of_split) for split, files_of_split in files.items()}
     name = _name_of(path)
+    parts = {split: _open_files(config, files_of_split) for split, files_of_split in files.items()}
     vocabulary = open_vocabulary(config)
     if whole:
-        every = [part for parts_of_split in parts.values() for part in parts_of_split]
-        return Source(name, {WHOLE: every}, vocabulary)
-    return Source(
-        name,
-        _cut_missing(config, name, parts),
-        vocabulary,
-        subwords=2048,
-    )
+        return Source(name, {WHOLE: [*chain.from_iterable(parts.values())]}, vocabulary)
+    return Source(name, _cut_missing(config, name, parts), vocabulary)
 
 
 def _by_mapping(paths: Mapping[str, Any], config: FileData) -> dict[str, Files]:
@@ -120,14 +112,13 @@ def _by_mapping(paths: Mapping[str, Any], config: FileData) -> dict[str, Files]:
         ALLOWED,
     )
     files = {split: find_files(config, given) for split, given in paths.items()}
-    for split in set(files) - {"train"}:
+    for split in files.keys() - {"train"}:
         shared = set(files["train"]) & set(files[split])
-        allowed = f"has {_few(shared)} in train and in {split}"
         require(
             not shared,
             "data.path",
             dict(paths),
-            allowed,
+            f"has {_few(shared)} in train and in {split}",
         )
     return files
 
@@ -145,26 +136,21 @@ def _name_of(path: Any) -> str:
 def _cut_missing(config: FileData, name: str, parts: Parts) -> Parts:
     """Return all three splits: cut joined files, or cut the missing splits from train's end, and say so."""
     missing = [split for split in SPLITS if split not in parts]
-    if not missing:
-        return {split: parts[split] for split in SPLITS}
-    if JOINED not in parts:
-        whole_files = parts["train"]
+    whole_files = parts.get(JOINED) or parts["train"]
+    if JOINED not in parts and missing:
         notice(f"data.path={name}: {' and '.join(missing)} cut from the end of train")
-    else:
-        whole_files = parts[JOINED]
-        if len(whole_files) > 1:
-            names = _few(part.origin or part.path for part in whole_files)
-            notice(f"data.path={name}: {names} joined and cut")
-        elif whole_files[0].is_plain_text:
-            return cut_text(whole_files[0], config.fractions)
+    elif len(whole_files) > 1 and missing:
+        names = _few(part.origin or part.path for part in whole_files)
+        notice(f"data.path={name}: {names} joined and cut")
+    elif missing and whole_files[0].is_plain_text:
+        return cut_text(whole_files[0], config.fractions)
     shares = []
     for split, fraction in zip(SPLITS, config.fractions, strict=True):
         is_cut = split in missing or split == "train"
-        shares.append(fraction if is_cut else 0.0)
+        shares.append(fraction * is_cut)
     cut = cut_parts(whole_files, [share / sum(shares) for share in shares])
     for split in ("valid", "test"):
-        if split in parts:
-            cut[split] = parts[split]
+        cut[split] = parts.get(split, cut[split])
     return cut
 
 
@@ -178,16 +164,18 @@ def _by_name(files: Files, given: Any) -> dict[str, Files]:
         return {JOINED: files}
     base = os.path.commonpath([path.absolute().parent for path in files])
     splits: dict[str, Files] = {}
-    for path, name in files.items():
+    for path in files:
         split = _split_of(path.absolute().relative_to(base), given)
-        splits.setdefault(split, {})[path] = name
-    if set(splits) == {JOINED}:
-        return splits
-    for path in splits.get(JOINED, {}):
-        reason = f"has split files and {path.name}, whose name says no split; {HINT}"
-        raise OptionError("data.path", given, reason)
+        splits.setdefault(split, []).append(path)
+    others = splits.get(JOINED, [])
     require(
-        "train" in splits,
+        len(splits) == 1 or not others,
+        "data.path",
+        given,
+        f"has split files and {_few(others)}, whose name says no split; {HINT}",
+    )
+    require(
+        "train" in splits or len(others) > 0,
         "data.path",
         given,
         f"has no file for train; {HINT}",
@@ -204,12 +192,11 @@ def _split_of(path: Path, given: Any) -> str:
     for part in reversed(path.parts):
         words = WORD_IN_NAME.sub("-", part).lower()
         splits = sorted({str(match.lastgroup) for match in SPLIT_WORD.finditer(words)})
-        allowed = f"has {path}, which says {' and '.join(splits)}; {HINT}"
         require(
             len(splits) < 2,
             "data.path",
             given,
-            allowed,
+            f"has {path}, which says {' and '.join(splits)}; {HINT}",
         )
         if splits:
             return splits[0]
@@ -223,43 +210,45 @@ def find_files(config: FileData, given: Any) -> Files:
         OptionError: there are none, one cannot be read, or they have several formats.
     """
     formats = {path: format_of(path, config) for path in _list_files(given)}
-    is_table = bool(set(formats.values()) - {"text", ""})
-    files: Files = {}
+    is_table = not READERS.keys().isdisjoint(formats.values())
+    files = []
     left_out = []
     for path, name in formats.items():
         is_about = is_table and name == "text" and ABOUT.fullmatch(path.name)
         if name and not is_about:
-            files[path] = name
+            files.append(path)
         else:
             left_out.append(path)
-    if not files:
-        require(
-            len(left_out) > 0,
-            "data.path",
-            given,
-            NO_FILE,
-        )
-        allowed = f"has no suffix that names a format; data.format={' or '.join(formats_of(config.level))} if it is one"
-        raise OptionError("data.path", left_out[0], allowed)
-    if left_out:
-        notice(f"data.path={given}: {_few(left_out)} left out: no format that is read")
-    examples = {name: path.name for path, name in files.items()}
-    several = " and ".join(f"{path} ({name})" for name, path in sorted(examples.items()))
-    allowed = f"has several formats, {several}: {PATTERN}"
     require(
-        len(examples) == 1,
+        len(formats) > 0,
         "data.path",
         given,
-        allowed,
+        NO_FILE,
     )
-    for path in files:
-        is_twice = path.suffix.lower() in UNPACK and path.with_suffix("") in files
-        require(
-            not is_twice,
-            "data.path",
-            given,
-            f"has {path.name} compressed and uncompressed",
-        )
+    allowed = f"data.format={' or '.join(formats_of(config.level))} if it is one"
+    require(
+        len(files) > 0,
+        "data.path",
+        _few(left_out),
+        f"has no suffix that names a format; {allowed}",
+    )
+    if left_out:
+        notice(f"data.path={given}: {_few(left_out)} left out: no format that is read")
+    names = {formats[path] for path in files}
+    require(
+        len(names) == 1,
+        "data.path",
+        given,
+        f"has several formats, {' and '.join(sorted(names))}: {PATTERN}",
+    )
+    packed = [path for path in files if path.suffix.lower() in UNPACK]
+    twice = [path for path in packed if path.with_suffix("") in formats]
+    require(
+        not twice,
+        "data.path",
+        given,
+        f"has {_few(twice)} compressed and uncompressed",
+    )
     return files
 
 
@@ -284,8 +273,7 @@ def _list_files(given: Any) -> list[Path]:
                 if path.stat().st_size > 0:
                     paths.setdefault(path.resolve(), path)
     except OSError as error:
-        which = "" if str(error.filename) == given else f"{error.filename} "
-        reason = f"{which}cannot be read ({error.strerror})"
+        reason = f"cannot be read ({error.strerror}: {error.filename})"
         raise OptionError("data.path", given, reason) from error
     return sorted(paths.values())
 
@@ -300,10 +288,11 @@ def _expanded(given: str) -> Iterator[Path]:
     """
     path = not_special(given)
     index = path if path.suffix == ".idx" else Path(f"{path}.idx")
-    pattern = str(path)
-    if index.is_file() and index.with_suffix(".bin").is_file():
-        yield index.with_suffix(".bin")
+    ids = index.with_suffix(".bin")
+    if index.is_file() and ids.is_file():
+        yield ids
         return
+    pattern = str(path)
     if path.is_dir():
         pattern = f"{glob.escape(pattern)}/**"
     elif path.exists() or not glob.has_magic(pattern):
@@ -336,7 +325,8 @@ def _open_files(config: FileData, files: Files) -> list[Part]:
         OptionError: one cannot be read as its format says, or all are empty.
     """
     parts = []
-    for path, name in files.items():
+    for path in files:
+        name = format_of(path, config)
         if name in READERS:
             part = read_records(path, name, config)
         elif config.level == "ids":
@@ -348,11 +338,10 @@ def _open_files(config: FileData, files: Files) -> list[Part]:
                 part = replace(part, start=len(BOM))
         if len(part.open()[0]) > 0:
             parts.append(part)
-    allowed = f"must have text or ids: {_few(files)} is empty"
     require(
         len(parts) > 0,
         "data.path",
         config.path,
-        allowed,
+        f"must have text or ids: {_few(files)} is empty",
     )
     return parts

@@ -13,10 +13,9 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.cache import Description, cached, checksum_once
@@ -43,16 +42,17 @@ FORMAT_OF = {f".{suffix}": "text" for suffix in TEXT_SUFFIXES.split()} | {
 }
 FORMATS_OF_TEXT = ("text", "jsonl", "json", "csv", "tsv", "parquet", "arrow")
 FORMATS_OF_IDS = ("npy", "bin", "raw", "jsonl", "json", "parquet", "arrow")
-# First bytes that show a file is no text, and what to do.
-NO_TEXT = {
+# First bytes of a file that is no text, and what to do.
+RECORDS = "data.format=jsonl or json reads its records, data.format=text its characters"
+BINARY = {
     rb"version https://git-lfs\.github\.com/spec/": "a pointer of Git LFS: git lfs pull",
     rb"\xff\xfe|\xfe\xff": "UTF-16: iconv -f UTF-16 -t UTF-8 FILE",
     rb"\x1f\x8b|BZh\d1AY|\xfd7zXZ|\x28\xb5\x2f\xfd": "compressed: name it FILE.gz, .bz2, .xz or .zst",
     rb"(?s:.*\0)": "binary; data.level=byte data.format=text reads any bytes, data.level=ids token ids",
 }
-LIKE_JSON = re.compile(rb'\s*(\[\s*)?\{\s*"')
-TEXT_COLUMNS = ("text", "content")
-ID_COLUMNS = ("input_ids", "ids", "tokens", "token_ids")
+LIKE_JSON = {rb'(\xef\xbb\xbf)?\s*(\[\s*)?\{\s*"': f"JSON; {RECORDS}"}
+TEXT_COLUMNS: tuple[str, ...] = ("text", "content")
+ID_COLUMNS: tuple[str, ...] = ("input_ids", "ids", "tokens", "token_ids")
 IDS = "ids.int32"
 SEPARATORS = re.compile(r"[\s,\[]*")  # between the objects in a JSON file
 LONGEST_FIELD = 1 << 30
@@ -74,12 +74,11 @@ def format_of(path: Path, config: FileData) -> str:
     """Return a file's format: `data.format`, else its suffix's; nothing if neither fits the level."""
     formats = formats_of(config.level)
     if config.format is not None:
-        allowed = f"must be one of {', '.join(formats)}"
         require(
             config.format in formats,
             "data.format",
             config.format,
-            allowed,
+            f"must be one of {', '.join(formats)}",
         )
         return config.format
     if path.suffix.lower() in UNPACK:
@@ -99,30 +98,21 @@ def check_text(path: Path, config: FileData) -> bytes:
         OptionError: it is no text, or `data.column` is given.
     """
     head = first_bytes(path)
-    is_sure = config.format == "text"
-    if not (is_sure and config.level == "byte"):
-        for pattern, what in NO_TEXT.items():
-            is_text = re.match(pattern, head) is None
-            require(
-                is_text,
-                "data.path",
-                path,
-                f"must be a text, not {what}",
-            )
-    others = "data.format=jsonl or json reads its records, data.format=text its characters"
-    is_text = is_sure or LIKE_JSON.match(head.removeprefix(BOM)) is None
-    require(
-        is_text,
-        "data.path",
-        path,
-        f"begins like JSON; {others}",
-    )
-    allowed = f"must be null for {path}: it is text"
+    refused = BINARY | LIKE_JSON
+    if config.format == "text":
+        refused = {} if config.level == "byte" else BINARY
+    for pattern, what in refused.items():
+        require(
+            re.match(pattern, head) is None,
+            "data.path",
+            path,
+            f"must be a text, not {what}",
+        )
     require(
         config.column is None,
         "data.column",
         config.column,
-        allowed,
+        f"must be null for {path}: it is text",
     )
     return head
 
@@ -145,13 +135,8 @@ def read_records(path: Path, name: str, config: FileData) -> Part:
 
     def write(folder: Path) -> Description:
         with (folder / file_name).open("wb") as stored:
-            starts, counts = _write_records(
-                path,
-                name,
-                config,
-                stored,
-            )
-        np.array(starts, np.int64).tofile(folder / "starts.int64")
+            starts, counts = _write_records(path, name, config, stored)
+        (folder / "starts.int64").write_bytes(starts)
         return counts
 
     prepared = cached(config.cache_dir, inputs, write)
@@ -171,7 +156,7 @@ def _write_records(
 ) -> tuple[array[int], dict[str, int]]:
     """Write a file's records; return the bytes or ids where each begins, and how many are left out."""
     unit = "line" if name == "jsonl" else "record"
-    is_ids = config.level == "ids"
+    encode = encode_ids if config.level == "ids" else _encode_text
     starts = array("q")
     counts = {LACK: 0, BAD: 0}
     size = 0
@@ -184,7 +169,7 @@ def _write_records(
             try:
                 if isinstance(value, Exception):
                     raise value
-                contents = encode_ids(value) if is_ids else [_encode_text(value)]
+                contents = encode(value)
             except BAD_RECORD as error:
                 if not config.skip_bad:
                     way_on = "; data.skip_bad=true leaves such records out"
@@ -195,12 +180,20 @@ def _write_records(
                 starts.append(size)
                 stored.write(content)
                 size += len(content)
+    except UserError:
+        raise
     except UNREADABLE as error:
-        if isinstance(error, UserError) or getattr(error, "errno", None):  # a full disk
+        if getattr(error, "errno", None):  # a full disk
             raise
         place = f"the file after {unit} {number}" if number else "the file"
         raise _unreadable(path, place, error) from error
     return starts, counts
+
+
+def _unreadable(path: Path, place: str, error: Exception, way_on: str = "") -> OptionError:
+    reason = " ".join(str(error).split())[:200]
+    text = f"{place} cannot be read ({type(error).__name__}: {reason}){way_on}"
+    return OptionError("data.path", path, text)
 
 
 def read_column(path: Path, name: str, config: FileData) -> Records:
@@ -231,13 +224,7 @@ def read_column(path: Path, name: str, config: FileData) -> Records:
         _demand_column(path, columns, config)
 
 
-def _unreadable(path: Path, place: str, error: Exception, way_on: str = "") -> OptionError:
-    reason = " ".join(str(error).split())[:200]
-    text = f"{place} cannot be read ({type(error).__name__}: {reason}){way_on}"
-    return OptionError("data.path", path, text)
-
-
-def _encode_text(value: Any) -> bytes:
+def _encode_text(value: Any) -> list[bytes]:
     """Return a text's bytes; it ends with a line break.
 
     Raises:
@@ -246,22 +233,15 @@ def _encode_text(value: Any) -> bytes:
     text = value.decode() if isinstance(value, bytes) else value
     if not isinstance(text, str):
         raise TypeError(f"must be a text, not {str(value)[:40]}")
-    if not text.endswith("\n"):
-        text += "\n"
-    return text.encode()
+    return [(text.removesuffix("\n") + "\n").encode()]
 
 
 def _find_column(columns: Iterable[str], config: FileData) -> str:
     """Return `data.column`, or the usual one, if it is among these; nothing if not."""
-    candidates: tuple[str, ...] = TEXT_COLUMNS
-    if config.level == "ids":
-        candidates = ID_COLUMNS
+    candidates = ID_COLUMNS if config.level == "ids" else TEXT_COLUMNS
     if config.column is not None:
         candidates = (config.column,)
-    for candidate in candidates:
-        if candidate in columns:
-            return candidate
-    return ""
+    return next((name for name in candidates if name in columns), "")
 
 
 def _demand_column(path: Path, columns: list[str], config: FileData) -> str:
@@ -271,12 +251,11 @@ def _demand_column(path: Path, columns: list[str], config: FileData) -> str:
         OptionError: it is not among these, or several have its name.
     """
     column = _find_column(columns, config)
-    allowed = f"must be a column of {path}: {', '.join(columns)}"
     require(
         columns.count(column) == 1,
         "data.column",
         config.column,
-        allowed,
+        f"must be a column of {path}: {', '.join(columns)}",
     )
     return column
 
@@ -322,34 +301,15 @@ def _json(path: Path, config: FileData) -> Records:
 
 
 def _csv(path: Path, config: FileData) -> Records:
+    """Yield rows under a header; in `.tsv` the delimiter is the tab, and quotes are characters like others."""
+    is_tsv = format_of(path, config) == "tsv"
     header, _, _ = first_bytes(path).decode(errors="replace").partition("\n")
-    delimiter = max(",;\t", key=header.count)
-    return _rows(
-        path,
-        config,
-        delimiter,
-        csv.QUOTE_MINIMAL,
-    )
-
-
-def _tsv(path: Path, config: FileData) -> Records:
-    """Yield rows whose fields are divided by tabs; quotes are ordinary characters."""
-    return _rows(
-        path,
-        config,
-        "\t",
-        csv.QUOTE_NONE,
-    )
-
-
-def _rows(path: Path, config: FileData, delimiter: str, quoting: Any) -> Records:
     csv.field_size_limit(LONGEST_FIELD)
     with unpacked(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         rows = csv.DictReader(
-            text,
-            delimiter=delimiter,
-            quoting=quoting,
+            io.TextIOWrapper(file, encoding="utf-8-sig", newline=""),
+            delimiter="\t" if is_tsv else max(",;\t", key=header.count),
+            quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL,
             strict=True,
         )
         names = list(rows.fieldnames or ())
@@ -366,7 +326,7 @@ def _parquet(path: Path, config: FileData) -> Records:
 
     with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
         name = _demand_column(path, file.schema_arrow.names, config)
-        yield from _rows_of_batches(file.iter_batches(columns=[name]), name)
+        yield from _rows_of_batches(file.iter_batches(columns=[name]))
 
 
 def _arrow(path: Path, config: FileData) -> Records:
@@ -375,29 +335,21 @@ def _arrow(path: Path, config: FileData) -> Records:
     with pyarrow.memory_map(str(path)) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
-        if is_file:
-            opened = pyarrow.ipc.open_file(file)
-            batches: Iterable[Any] = map(opened.get_batch, range(opened.num_record_batches))
-        else:
-            opened = pyarrow.ipc.open_stream(file)
-            batches = opened
+        opened = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
         name = _demand_column(path, opened.schema.names, config)
-        yield from _rows_of_batches(batches, name)
+        yield from _rows_of_batches(opened.read_all().select([name]).to_batches())
 
 
-def _rows_of_batches(batches: Iterable[Any], name: str) -> Records:
-    number = 0
-    for batch in batches:
-        for value in batch.column(name).to_pylist():
-            number += 1
-            yield number, {name: value}
+def _rows_of_batches(batches: Iterable[Any]) -> Records:
+    rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+    return enumerate(rows, 1)
 
 
 READERS: dict[str, Callable[[Path, FileData], Records]] = {
     "jsonl": _json_lines,
     "json": _json,
     "csv": _csv,
-    "tsv": _tsv,
+    "tsv": _csv,
     "parquet": _parquet,
     "arrow": _arrow,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.cache import cached
-from txl_lightning.data.sources import UNPACK, Part, Source, chunks
+from txl_lightning.data.sources import UNPACK, Part, Source, chunks, first_bytes
 from txl_lightning.data.subwords import Positions
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, require, require_memory
@@ -23,17 +24,16 @@ RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 NUMPY = b"\x93NUMPY"
 INDEX = b"MMIDIDX\0\0"  # in Megatron and fairseq files
 TYPES_OF_INDEX = {
-    1: "uint8",
-    2: "int8",
-    3: "int16",
-    4: "int32",
-    5: "int64",
-    8: "uint16",
+    (INDEX, 1): "uint8",
+    (INDEX, 2): "int8",
+    (INDEX, 3): "int16",
+    (INDEX, 4): "int32",
+    (INDEX, 5): "int64",
+    (INDEX, 8): "uint16",
 }
 TYPES_OF_LLM_C = {20240520: "uint16", 20240801: "uint32"}
 LLM_C_HEADER = 256 * 4
-HEAD_BYTES = 512
-# First bytes in files that are no raw numbers: other libraries' files and archives; numbers in a text, and words.
+# First bytes of files that are no raw numbers: of other libraries and archives; numbers in a text, and words.
 HEADERS = re.compile(
     rb"LITPKDS|\x89HDF|PK\x03\x04|\x80[\x02-\x05](\x95.{4}\0{4}|\x8a\n)|.{4}\0{4}\{\"|PAR1|ARROW1"
     rb"|\x1f\x8b\x08|BZh\d1AY|\xfd7zXZ|\x28\xb5\x2f\xfd|.{257}ustar|[\d\s,;\[\]-]{16}",
@@ -41,9 +41,8 @@ HEADERS = re.compile(
 )
 LETTERS = re.compile(HEADERS.pattern + rb"|[\w\s,;\[\]-]{16}")
 NO_STARTS = np.zeros(0, np.int64)
-BYTES_OF_ID = 500  # at least: its name, its embedding row with gradient and moments
-FEW_IDS = 1 << 16  # this vocabulary has every id; reading can stop
-FEW_DISTINCT = 20  # times as many ids as occur
+BYTES_OF_ID = 500  # at least: its name, its row of the embedding with gradient and moments
+FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 
 
 def open_ids(path: Path, name: str, config: FileData) -> Part:
@@ -57,15 +56,13 @@ def open_ids(path: Path, name: str, config: FileData) -> Part:
     Raises:
         OptionError: it has no ids, or not as its header says.
     """
-    is_packed = path.suffix.lower() in UNPACK
     require(
-        not is_packed,
+        path.suffix.lower() not in UNPACK,
         "data.path",
         path,
         "must be ids that can be mapped: unpack it",
     )
-    with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
+    head = first_bytes(path)
     if name != "raw" and head.startswith(NUMPY):
         return _numpy(path)
     if name == "bin" and path.with_suffix(".idx").is_file():
@@ -77,7 +74,7 @@ def open_ids(path: Path, name: str, config: FileData) -> Part:
             path,
             TYPES_OF_LLM_C[magic],
             n_ids,
-            offset=LLM_C_HEADER,
+            LLM_C_HEADER,
         )
     return _raw(path, config, head)
 
@@ -87,76 +84,53 @@ def _numpy(path: Path) -> Part:
         ids = np.load(path, mmap_mode="r")
     except ValueError as error:
         raise OptionError("data.path", path, f"cannot be read ({error})") from error
-    is_row = ids.ndim == 1 and ids.dtype.kind in "iu"
-    allowed = f"must be integers in one dimension, not {ids.dtype} {ids.shape}: save ids.ravel()"
     require(
-        is_row,
+        ids.ndim == 1 and ids.dtype.kind in "iu",
         "data.path",
         path,
-        allowed,
+        f"must be integers in one dimension, not {ids.dtype} {ids.shape}: save ids.ravel()",
     )
     dtype = ids.dtype.name if ids.dtype.isnative else ids.dtype.str
     return _part(
         path,
         dtype,
         len(ids),
-        offset=ids.offset,
+        ids.offset,
     )
 
 
 def _indexed(path: Path) -> Part:
     """Open Megatron or fairseq ids: `.bin` without a header, its `.idx` has type, sequences and documents."""
     index = path.with_suffix(".idx").read_bytes()
-    is_index = index.startswith(INDEX) and len(index) >= 26
-    allowed = "must have an index of Megatron or fairseq (--dataset-impl mmap)"
-    require(
-        is_index,
-        "data.path",
-        path,
-        allowed,
-    )
-    code, n_sequences = struct.unpack_from("<BQ", index, 17)
-    is_fairseq = len(index) == 26 + 12 * n_sequences  # Megatron's has the number of documents
-    at = 26 if is_fairseq else 34
-    is_whole = code in TYPES_OF_INDEX and len(index) >= at + 12 * n_sequences
-    require(
-        is_whole,
-        "data.path",
-        path,
-        allowed,
-    )
-    lengths = np.frombuffer(
-        index,
-        "<i4",
-        n_sequences,
-        at,
-    )
-    starts = np.append(0, np.cumsum(lengths, dtype=np.int64))
-    n_ids = int(starts[-1])
-    if not is_fairseq:
-        starts = starts[np.frombuffer(index, "<i8", -1, at + 12 * n_sequences)]
+    try:
+        magic, code, n_sequences = struct.unpack_from("<9s8xBQ", index)
+        dtype = TYPES_OF_INDEX[magic, code]
+        is_fairseq = len(index) == 26 + 12 * n_sequences  # Megatron's has the number of documents
+        at = 26 if is_fairseq else 34
+        lengths = np.frombuffer(index, "<i4", n_sequences, at)
+        starts = np.append(0, np.cumsum(lengths, dtype=np.int64))
+        n_ids = int(starts[-1])
+        if not is_fairseq:
+            starts = starts[np.frombuffer(index, "<i8", -1, at + 12 * n_sequences)]
+    except (struct.error, LookupError, ValueError) as error:
+        allowed = "must have an index of Megatron or fairseq (--dataset-impl mmap)"
+        raise OptionError("data.path", path, allowed) from error
     return _part(
         path,
-        TYPES_OF_INDEX[code],
+        dtype,
         n_ids,
         starts=starts,
     )
 
 
 def _part(
-    path: Path,
-    dtype: str,
-    n_ids: int,
-    offset: int = 0,
-    starts: Positions = NO_STARTS,
+    path: Path, dtype: str, n_ids: int, offset: int = 0, starts: Positions = NO_STARTS
 ) -> Part:
-    is_whole = path.stat().st_size == offset + n_ids * np.dtype(dtype).itemsize
-    allowed = f"must have the {n_ids:,} ids of its header or index, and no more"
     require(
-        is_whole,
+        path.stat().st_size == offset + n_ids * np.dtype(dtype).itemsize,
         "data.path",
         path,
-        allowed,
+        f"must have the {n_ids:,} ids of its header or index, and no more",
     )
     return Part(
         path,
@@ -169,36 +143,30 @@ def _part(
 
 
 def _raw(path: Path, config: FileData, head: bytes) -> Part:
-    types = f"must be {', '.join(RAW_DTYPES)} for {path.name}: a raw file does not state the type of its ids"
     require(
         config.dtype in RAW_DTYPES,
         "data.dtype",
         config.dtype,
-        types,
+        f"must be {', '.join(RAW_DTYPES)} for {path.name}: a raw file does not state the type of its ids",
     )
     dtype = np.dtype(str(config.dtype))
-    size = path.stat().st_size
     pattern = HEADERS if dtype.itemsize == 1 else LETTERS
     is_foreign = pattern.match(head) is not None
-    for width in (4, 8):  # a header with the number of ids or bytes
-        number = int.from_bytes(head[:width], "little")
-        is_foreign = is_foreign or size - width in (number, number * dtype.itemsize)
     for index in (path.with_name("index.json"), path.with_name(f"{path.name}.index")):
         is_foreign = is_foreign or index.is_file()  # chunks from another library
     sure = "save them with numpy.save, or data.format=raw if they are plain numbers"
-    allowed = f"begins with {head[:16]!r} or has an index beside it, unlike plain ids: {sure}"
     require(
         config.format == "raw" or not is_foreign,
         "data.path",
         path,
-        allowed,
+        f"begins with {head[:16]!r} or has an index beside it, unlike plain ids: {sure}",
     )
-    whole = f"must have a whole number of {dtype.name}, not {size:,} bytes"
+    size = path.stat().st_size
     require(
         size % dtype.itemsize == 0,
         "data.path",
         path,
-        whole,
+        f"must have a whole number of {dtype.name}, not {size:,} bytes",
     )
     return Part(path, format=dtype.name)
 
@@ -231,9 +199,8 @@ def vocabulary_of_ids(
     """
     inputs = (checksum, "range of ids")
     counts = cached(config.cache_dir, inputs, lambda _: _count_ids(source)).description
-    is_good = counts["number"] > 0 and counts["smallest"] >= 0
     require(
-        is_good,
+        counts["smallest"] >= 0,
         "data.path",
         config.path,
         "must have ids, none of them negative",
@@ -241,35 +208,32 @@ def vocabulary_of_ids(
     if given is None:
         given = _new_vocabulary(config, counts)
     largest = counts["largest"]
-    allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(given) - 1}"
     require(
         largest < len(given),
         "data.path",
         config.path,
-        allowed,
+        f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(given) - 1}",
     )
     return given
 
 
 def _count_ids(source: Source) -> dict[str, int]:
-    counts = {
-        "number": 0,
-        "smallest": 0,
-        "largest": 0,
-        "zeros": 0,
-        "distinct": 0,
+    number = 0
+    zeros = 0
+    smallest = 0
+    largest = 0
+    for part in chain.from_iterable(source.parts.values()):
+        for ids in chunks(part.open()[0]):
+            number += len(ids)
+            zeros += int(np.count_nonzero(ids == 0))
+            smallest = min(smallest, int(ids.min()))
+            largest = max(largest, int(ids.max()))
+    return {
+        "number": number,
+        "zeros": zeros,
+        "smallest": smallest,
+        "largest": largest,
     }
-    occurs = np.zeros(1 << 24, bool)
-    for parts in source.parts.values():
-        for part in parts:
-            for ids in chunks(part.open()[0]):
-                counts["number"] += len(ids)
-                counts["smallest"] = min(counts["smallest"], int(ids.min()))
-                counts["largest"] = max(counts["largest"], int(ids.max()))
-                counts["zeros"] += int(np.count_nonzero(ids == 0))
-                occurs[ids[(ids >= 0) & (ids < len(occurs))]] = True
-    counts["distinct"] = int(np.count_nonzero(occurs))
-    return counts
 
 
 def _new_vocabulary(config: FileData, counts: dict[str, int]) -> Vocabulary:
@@ -279,33 +243,24 @@ def _new_vocabulary(config: FileData, counts: dict[str, int]) -> Vocabulary:
     least = 1 + max(names, default=0)
     size = config.vocab_size
     if size is None:
-        _require_plausible(counts)
-        size = least if names else counts["largest"] + 1
-    allowed = f"must be an integer >= {least}, for all data.names, and below 2^31"
+        largest = counts["largest"]
+        is_near = largest < max(counts["number"], FEW_IDS)
+        require(
+            is_near and 2 * counts["zeros"] < counts["number"],
+            "data.vocab_size",
+            None,
+            f"must be given, or the type of the ids is wrong: {counts}",  # halves or pairs of ids
+        )
+        size = least if names else largest + 1
     require(
         least <= size < 2**31,
         "data.vocab_size",
         size,
-        allowed,
+        f"must be an integer >= {least}, for all data.names, and below 2^31",
     )
     require_memory(BYTES_OF_ID * size, "data.vocab_size", size)
     symbols = [names.get(number, str(number)) for number in range(size)]
     return Vocabulary("ids", tuple(symbols))
-
-
-def _require_plausible(counts: dict[str, int]) -> None:
-    """Refuse ids that may be halves or pairs of other ids."""
-    number = counts["number"]
-    largest = counts["largest"]
-    is_far = largest >= max(number, FEW_IDS) or FEW_DISTINCT * counts["distinct"] < largest
-    is_half_zero = number > counts["zeros"] >= number / 2
-    allowed = f"must be given, or the type of the ids is wrong: {counts}"
-    require(
-        not is_far and not is_half_zero,
-        "data.vocab_size",
-        None,
-        allowed,
-    )
 
 
 def names_of_ids(file: str) -> dict[int, str]:

@@ -47,13 +47,7 @@ def python_packages(config: DataConfig) -> Source:
     if name != PUBLISHED_NAME:
         checksum = None
         notice(f"data={config.name}: this text is {name}; losses of others cannot be compared")
-    return Source(
-        name,
-        parts,
-        open_vocabulary(config),
-        checksum=checksum,
-        subwords=2048,
-    )
+    return Source(name, parts, open_vocabulary(config), checksum=checksum)
 
 
 def _divided(paths: list[Path]) -> Parts:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
-import tempfile
-import urllib.request
 from pathlib import Path
+from typing import Any
 
 from txl_lightning.config.schemas import DataConfig, Enwik8Data, Lm1bData
 from txl_lightning.data import vocabulary
-from txl_lightning.data.cache import prepared_folder
+from txl_lightning.data.cache import Description, cached
 from txl_lightning.data.sources import (
-    CHUNK,
+    FRACTIONS,
     SPLITS,
     MakeVocabulary,
     Part,
     Parts,
     Source,
+    cut_parts,
     cut_text,
     open_vocabulary,
     register_corpus,
@@ -27,33 +25,25 @@ from txl_lightning.data.sources import (
 from txl_lightning.errors import UserError, first_line, require
 from txl_lightning.files import expand
 
-SECONDS_TO_ANSWER = 15
 N_SHARDS_OF_LM1B = 99
 WIKITEXT = "Salesforce/wikitext"
 SPLITS_OF_HUB = ("train", "validation", "test")
 REVISION = "b08601e04326c79dfdd32d625aee71d232d685c3"
 LM1B = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
-# Archives, and the files needed from any folder in them.
-ADDRESSES = {
-    "enwik8": ("https://mattmahoney.net/dc/enwik8.zip", "enwik8"),
-    "text8": ("https://mattmahoney.net/dc/text8.zip", "text8"),
-    "ptb": ("https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz", "ptb.*.txt"),
-    "lm1b": (f"https://www.statmt.org/lm-benchmark/{LM1B}", "news.en*-of-*"),
+ADDRESSES = {  # of archives, and the folder in them
+    "enwik8": ("https://mattmahoney.net/dc/enwik8.zip", ""),
+    "text8": ("https://mattmahoney.net/dc/text8.zip", ""),
+    "ptb": ("https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz", "simple-examples/data"),
+    "lm1b": (f"https://www.statmt.org/lm-benchmark/{LM1B}", ""),
 }
-# For archives and the files in them, as ALGORITHM:HEXADECIMAL.
-CHECKSUMS = {
-    "enwik8": "md5:a1fa5ffddb56f4953e226637dabbb36a",
-    "text8": "md5:3bea1919949baf155f99411df5fada7e",
-    "simple-examples.tgz": "md5:30177ea32e27c525793142b6bf2c8e2d",
-    LM1B: "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
-}
-CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
+CHARACTERS = 100_000_000
+SIZES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 WIKITEXT_EVALUATION = {"valid": 217_646, "test": 245_569}
 # Vocabulary entries and tokens per split with `<eos>` that a correct preparation reproduces.
 PUBLISHED: dict[str, dict[str, int]] = {
-    "enwik8, newlines kept": {"vocabulary": 205, **CHARACTERS},
-    "enwik8, newlines dropped": {"vocabulary": 204},  # in bytes, line breaks are counted too
-    "text8": {"vocabulary": 27, **CHARACTERS},
+    "enwik8, newlines kept": {"vocabulary": 205, **SIZES},
+    "enwik8, newlines dropped": {"vocabulary": 204},  # of the bytes, line breaks are counted too
+    "text8": {"vocabulary": 27, **SIZES},
     "wikitext-103": {"vocabulary": 267_735, "train": 103_227_021, **WIKITEXT_EVALUATION},
     "wikitext-2": {"vocabulary": 33_278, "train": 2_088_628, **WIKITEXT_EVALUATION},
     "ptb": {"vocabulary": 10_000, "train": 929_589, "valid": 73_760, "test": 82_430},
@@ -79,12 +69,11 @@ def enwik8(config: Enwik8Data) -> Source:
     symbols. The corpus' name says which.
     """
     ways = {"dropped": vocabulary.bytes_without_newlines, "kept": vocabulary.bytes_with_newlines}
-    allowed = "must be dropped (as in the paper) or kept"
     require(
         config.newlines in ways,
         "data.newlines",
         config.newlines,
-        allowed,
+        "must be dropped (as in the paper) or kept",
     )
     return _source(config, ways[config.newlines], f", newlines {config.newlines}")
 
@@ -116,51 +105,21 @@ def lm1b(config: Lm1bData) -> Source:
     sentence ends too, like the TensorFlow code: one sentence's end and the next one's start are then two tokens.
     """
     ways = {"start": "", "both": ", <S> at both ends"}
-    marks = config.sentence_marks
-    allowed = "must be start or both (as in the TensorFlow code)"
     require(
-        marks in ways,
+        config.sentence_marks in ways,
         "data.sentence_marks",
-        marks,
-        allowed,
+        config.sentence_marks,
+        "must be start or both (as in the TensorFlow code)",
     )
+    way = ways[config.sentence_marks]
     cutoffs = (60_000, 100_000, 640_000)
-    return _source(
-        config,
-        vocabulary.words_of_sentences,
-        ways[marks],
-        cutoffs,
-    )
+    return _source(config, vocabulary.words_of_sentences, way, cutoffs)
 
 
 @register_corpus("wikipedia-2015", *vocabulary.LEVELS)
 def wikipedia_2015(config: DataConfig) -> Source:
     """Plain text from Wikipedia articles in 2015 (`<doc …>` lines between them), about as large as enwik8: 90/5/5 %."""
     return _source(config, open_vocabulary(config))
-
-
-def _folder(config: DataConfig) -> Path:
-    """Return a corpus's folder: named after it, or as the original's download script names it.
-
-    They are folders in `data.root`, or else in the folder that the variable TXL_DATA names, or else in a folder for
-    downloads in `data.cache_dir`.
-
-    Raises:
-        OptionError: `data.root` or TXL_DATA is not a folder.
-    """
-    option = "data.root" if config.root else "TXL_DATA"
-    root_of_user = config.root or os.environ.get("TXL_DATA")
-    root = expand(root_of_user or f"{config.cache_dir}/downloads")
-    is_good = not root_of_user or root.is_dir()
-    require(
-        is_good,
-        option,
-        root_of_user,
-        "must be a folder",
-    )
-    folder = root / config.name
-    other = root / FOLDERS.get(config.name, config.name)
-    return other if other.is_dir() else folder
 
 
 def _source(
@@ -175,16 +134,22 @@ def _source(
         cutoffs: see `Source`.
 
     Raises:
-        UserError: the corpus cannot be downloaded.
+        OptionError: `data.root` or TXL_DATA is not a folder.
+        UserError: the corpus cannot be downloaded; the message says why, and which files to put where.
     """
-    folder = _folder(config)
-    parts = _find_parts(config, folder)
+    corpus = config.name
+    root = _root(config)
+    folders = [root / corpus, root / FOLDERS.get(corpus, corpus)]
+    parts = _find_parts(config, folders[0]) or _find_parts(config, folders[1])
     if not parts:
-        fetch(config.name, folder)
-        parts = _find_parts(config, folder)
-    if not parts:
-        raise UserError(f"data={config.name}: the download in {folder} is not complete")
-    name = f"{config.name}{way}"
+        needed = NEEDED.get(corpus, "train.txt, valid.txt and test.txt")
+        where = f"put {needed} there (the folder {root} is data.root or TXL_DATA)"
+        try:
+            parts = _download(config)
+        except Exception as error:  # of the network, an archive or a library
+            reason = f"the download failed ({first_line(error)})"
+            raise UserError(f"data={corpus}: not in {folders[0]}, and {reason}; {where}") from error
+    name = f"{corpus}{way}"
     return Source(
         name,
         parts,
@@ -194,14 +159,34 @@ def _source(
     )
 
 
+def _root(config: DataConfig) -> Path:
+    """Return the folder of all corpora: `data.root`, or the one that TXL_DATA names, or one in `data.cache_dir`.
+
+    Raises:
+        OptionError: `data.root` or TXL_DATA is not a folder.
+    """
+    option = "data.root" if config.root else "TXL_DATA"
+    root_of_user = config.root or os.environ.get("TXL_DATA")
+    root = expand(root_of_user or f"{config.cache_dir}/downloads")
+    require(
+        root.is_dir() or not root_of_user,
+        option,
+        root_of_user,
+        "must be a folder",
+    )
+    return root
+
+
 def _find_parts(config: DataConfig, folder: Path) -> Parts:
     """Return the files in the first complete layout; nothing if none is."""
-    joined = folder / folder.name
+    joined = folder / config.name
     if joined.is_file():
-        return _cut_published(joined)
-    for name in ("wikipedia-2015.txt", "wikipedia-2015.txt.xz"):
-        if (folder / name).is_file():
-            return cut_text(text_file(folder / name, config))
+        size = joined.stat().st_size
+        if size != CHARACTERS:
+            raise UserError(f"{joined} has {size:,} bytes where {CHARACTERS:,} are published")
+        return cut_parts([Part(joined, 0, size)], FRACTIONS)
+    for path in folder.glob("wikipedia-2015.txt*"):
+        return cut_text(text_file(path, config))
     shards = sorted(folder.glob("**/news.en-?????-of-00100"))
     held_out = [Part(path) for path in folder.glob("**/news.en.heldout-00000-of-00050")]
     if held_out and len(shards) == N_SHARDS_OF_LM1B:
@@ -213,85 +198,37 @@ def _find_parts(config: DataConfig, folder: Path) -> Parts:
     return {}
 
 
-def _cut_published(path: Path) -> Parts:
-    """Return the splits of enwik8 or text8 in one file."""
-    size = path.stat().st_size
-    expected = sum(CHARACTERS.values())
-    if size != expected:
-        raise UserError(f"{path} has {size:,} bytes where {expected:,} are published")
-    parts: Parts = {}
-    start = 0
-    for split, length in CHARACTERS.items():
-        parts[split] = [Part(path, start, start + length)]
-        start += length
+def _download(config: DataConfig) -> Parts:
+    """Return the files of a corpus that `datasets` downloads and keeps in its own cache.
+
+    Raises:
+        Exception: it cannot be downloaded, or is not complete.
+    """
+    import datasets  # takes a second, and few runs need it
+
+    if config.name.startswith("wikitext"):
+        return _from_hub(config)
+    if config.name not in ADDRESSES:
+        raise UserError("there is no official address to download it from")
+    address, inside = ADDRESSES[config.name]
+    folder = Path(datasets.DownloadManager().download_and_extract(address), inside)
+    parts = _find_parts(config, folder)
+    if not parts:
+        raise UserError(f"{folder} is not complete")
     return parts
 
 
-def fetch(corpus: str, folder: Path) -> None:
-    """Download a corpus into its folder.
+def _from_hub(config: DataConfig) -> Parts:
+    """Download WikiText through `datasets` into `data.cache_dir`; every row is a line."""
+    import datasets
 
-    Raises:
-        UserError: it cannot be downloaded; the message says why, and which files to put where.
-    """
-    try:
-        with prepared_folder(folder) as unfinished:
-            if corpus in ADDRESSES:
-                _from_archive(*ADDRESSES[corpus], unfinished)
-            elif corpus.startswith("wikitext"):
-                _from_hub(corpus, unfinished)
-            else:
-                raise UserError("there is no official address to download it from")
-    except Exception as error:  # from the network, an archive or a library
-        needed = NEEDED.get(corpus, "train.txt, valid.txt and test.txt")
-        where = f"put {needed} there (the folder {folder.parent} is data.root or TXL_DATA)"
-        reason = f"the download failed ({first_line(error)})"
-        raise UserError(f"data={corpus}: not in {folder}, and {reason}; {where}") from error
+    def write(folder: Path) -> Description:
+        splits: Any = datasets.load_dataset(WIKITEXT, f"{config.name}-v1", revision=REVISION)
+        for split, split_of_hub in zip(SPLITS, SPLITS_OF_HUB, strict=True):
+            with (folder / f"{split}.uint8").open("w", encoding="utf-8", newline="\n") as file:
+                for row in splits[split_of_hub]:
+                    file.write(row["text"].rstrip("\n") + "\n")
+        return {}
 
-
-def _from_archive(url: str, pattern: str, folder: Path) -> None:
-    """Download an archive and unpack the files that match the pattern into a folder.
-
-    Raises:
-        UserError: an archive or file is not as expected.
-    """
-    archive = folder / url.rsplit("/", 1)[-1]
-    with (
-        urllib.request.urlopen(url, timeout=SECONDS_TO_ANSWER) as response,
-        archive.open("wb") as file,
-    ):
-        shutil.copyfileobj(response, file)
-    _compare_checksum(archive)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        shutil.unpack_archive(archive, scratch)
-        archive.unlink()
-        for path in Path(scratch).rglob(pattern):
-            _compare_checksum(path)
-            path.replace(folder / path.name)
-
-
-def _compare_checksum(path: Path) -> None:
-    """Compare a file with its checksum in `CHECKSUMS`, if there is one.
-
-    Raises:
-        UserError: it has another checksum.
-    """
-    algorithm, _, expected = CHECKSUMS.get(path.name, "md5:").partition(":")
-    digest = hashlib.new(algorithm, usedforsecurity=False)
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    if expected not in ("", digest.hexdigest()):
-        has = f"has the {algorithm} {digest.hexdigest()}, expected is {expected}"
-        raise UserError(f"{path.name} {has}")
-
-
-def _from_hub(corpus: str, folder: Path) -> None:
-    """Download WikiText through `datasets` into a folder; every row is a line."""
-    import datasets  # takes a second, and few runs need it
-
-    splits = datasets.load_dataset(WIKITEXT, f"{corpus}-v1", revision=REVISION)
-    for split, split_of_hub in zip(SPLITS, SPLITS_OF_HUB, strict=True):
-        path = folder / f"wiki.{split}.tokens"
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            for row in splits[split_of_hub]:
-                file.write(row["text"].rstrip("\n") + "\n")
+    folder = cached(config.cache_dir, (WIKITEXT, config.name, REVISION), write).folder
+    return {split: [Part(folder / f"{split}.uint8")] for split in SPLITS}

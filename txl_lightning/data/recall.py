@@ -10,7 +10,7 @@ import numpy as np
 
 from txl_lightning.config.schemas import RecallData
 from txl_lightning.data.sources import Source, cut_file, generated, open_vocabulary, register_corpus
-from txl_lightning.errors import require, require_memory
+from txl_lightning.errors import COUNT, check, require, require_memory
 
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation
 
@@ -106,43 +106,32 @@ def recall(config: RecallData) -> Source:
     """
     distances = config.distance if isinstance(config.distance, list) else [config.distance]
     K = len(distances)
-    is_good = K > 0 and all(isinstance(distance, int) and distance >= 1 for distance in distances)
     require(
-        is_good,
+        K > 0 and all(isinstance(distance, int) and distance >= 1 for distance in distances),
         "data.distance",
         config.distance,
         "must be an integer >= 1, or a list of such",
     )
-    is_multiple = all(distance % K == 0 for distance in distances)
-    allowed = f"must be multiples of {K}, their number"
     require(
-        is_multiple,
+        all(distance % K == 0 for distance in distances),
         "data.distance",
         config.distance,
-        allowed,
+        f"must be multiples of {K}, their number",
     )
-    is_good = 0 < config.repeats < 1
     require(
-        is_good,
+        0 < config.repeats < 1,
         "data.repeats",
         config.repeats,
         "must be above 0 and below 1",
     )
     most = len(CHARACTERS) // K
-    allowed = f"must be in 2 … {most} with {K} of data.distance"
     require(
         2 <= config.symbols <= most,
         "data.symbols",
         config.symbols,
-        allowed,
+        f"must be in 2 … {most} with {K} of data.distance",
     )
-    is_good = config.n_tokens >= 1
-    require(
-        is_good,
-        "data.n_tokens",
-        config.n_tokens,
-        "must be an integer >= 1",
-    )
+    check("data.n_tokens", config.n_tokens, COUNT)
     require_memory(16 * config.n_tokens, "data.n_tokens", config.n_tokens)
     text = Recall(tuple(distances), config.repeats, config.symbols)
     path = generated(

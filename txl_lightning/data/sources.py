@@ -9,11 +9,13 @@ import inspect
 import io
 import lzma
 import re
+import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,7 +23,7 @@ import numpy as np
 
 from txl_lightning.config.schemas import OWN_OPTIONS, DataConfig
 from txl_lightning.data import vocabulary
-from txl_lightning.data.cache import cached, checksum_once, mapped
+from txl_lightning.data.cache import Description, cached, checksum_once, mapped
 from txl_lightning.data.subwords import Positions
 from txl_lightning.data.vocabulary import Level, Vocabulary
 from txl_lightning.errors import UserError, require
@@ -92,13 +94,10 @@ class Part:
         """Return the bytes or ids, memory-mapped, and the positions in them where further documents begin.
 
         Raises:
-            UserError: the file cannot be read.
+            OSError: the file cannot be read.
         """
         dtype = "uint8" if self.format == "plain" else self.format
-        try:
-            whole = mapped(self.path, dtype, self.offset)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be read ({error.strerror})") from error
+        whole = mapped(self.path, dtype, self.offset)
         start = self._place(whole, self.start)
         stop = len(whole)
         if self.stop is not None:
@@ -126,12 +125,11 @@ class Source:
 
     Args:
         name: as reports show it.
-        parts: every split's bytes.
-        vocabulary: makes the vocabulary from the training split's bytes.
-        published: entries in the `vocabulary` and tokens per split after a correct preparation.
-        cutoffs: usual cut-offs for the adaptive softmax.
-        checksum: the corpus's checksum, if the text with this name is known; another text is reported.
-        subwords: tokens in the vocabulary that level bpe trains, unless `data.vocab_size` is given.
+        parts: bytes of every split.
+        vocabulary: makes the vocabulary from the bytes of the training split.
+        published: entries of the `vocabulary` and tokens of splits that a correct preparation has.
+        cutoffs: usual cut-offs of the adaptive softmax.
+        checksum: checksum of the corpus, if the text of this name is known; another text is reported.
     """
 
     name: str
@@ -140,7 +138,6 @@ class Source:
     published: Mapping[str, int] = field(default_factory=dict)
     cutoffs: tuple[int, ...] = ()
     checksum: str | None = None
-    subwords: int = 8192
 
 
 CORPORA: Guests[Callable[[Any], Source]] = Guests(
@@ -210,12 +207,12 @@ def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> 
     """
     # Each change to the code may change the text.
     code = Path(inspect.getfile(text)).read_text(encoding="utf-8")
+
+    def write(folder: Path) -> Description:
+        (folder / TEXT).write_text(text(*arguments), "utf-8")
+        return {}
+
     inputs = (code, text.__qualname__, arguments)
-
-    def write(folder: Path) -> dict[str, Any]:
-        length = (folder / TEXT).write_text(text(*arguments), "utf-8")
-        return {"length": length}
-
     return cached(config.cache_dir, inputs, write).folder / TEXT
 
 
@@ -238,25 +235,19 @@ def cut_text(text: Part, fractions: Sequence[float] = FRACTIONS) -> Parts:
 def cut_parts(parts: Sequence[Part], fractions: Sequence[float]) -> Parts:
     """Cut whole files, one after the other, into splits by fractions; a cut part continues in the next one."""
     lengths = [len(part.open()[0]) for part in parts]
-    size = sum(lengths)
-    share = 0.0
-    end = 0
+    begins = [0, *accumulate(lengths)]
+    size = begins[-1]
+    bounds = [int(share * size) for share in accumulate(fractions, initial=0.0)]
+    bounds[-1] = size
     splits: Parts = {}
-    for split, fraction in zip(SPLITS, fractions, strict=True):
-        begin = end
-        share += fraction
-        end = int(share * size)
-        if split == SPLITS[-1]:
-            end = size
+    for split, (first, last) in zip(SPLITS, pairwise(bounds), strict=True):
         splits[split] = []
-        at = 0  # where the part begins in the joined files
-        for part, length in zip(parts, lengths, strict=True):
-            first = max(begin - at, 0)
-            last = min(end - at, length)
-            if first < last:
-                stop = part.stop if last == length else part.start + last
-                splits[split].append(replace(part, start=part.start + first, stop=stop))
-            at += length
+        for part, length, begin in zip(parts, lengths, begins, strict=False):
+            start = max(first - begin, 0)
+            stop = min(last - begin, length)
+            if start < stop:
+                end = part.stop if stop == length else part.start + stop
+                splits[split].append(replace(part, start=part.start + start, stop=end))
     return splits
 
 
@@ -286,12 +277,6 @@ def first_bytes(path: Path) -> bytes:
         return bytes(file.read(HEAD_BYTES))
 
 
-def _unpacked_chunks(path: Path) -> Iterator[bytes]:
-    with unpacked(path) as file:
-        while chunk := file.read(CHUNK):
-            yield chunk
-
-
 def text_file(path: Path, config: DataConfig) -> Part:
     """Return a file's text; a compressed one is unpacked once into `data.cache_dir`.
 
@@ -303,10 +288,9 @@ def text_file(path: Path, config: DataConfig) -> Part:
         return Part(path, alignment=alignment)
     inputs = (checksum_once(config.cache_dir, path), path.suffix)
 
-    def write(folder: Path) -> dict[str, Any]:
-        with (folder / TEXT).open("wb") as stored:
-            for chunk in _unpacked_chunks(path):
-                stored.write(chunk)
+    def write(folder: Path) -> Description:
+        with unpacked(path) as file, (folder / TEXT).open("wb") as stored:
+            shutil.copyfileobj(file, stored)
         return {}
 
     folder = cached(config.cache_dir, inputs, write).folder
@@ -343,9 +327,9 @@ def read(parts: Iterable[Part], unit: Alignment = "byte") -> Iterator[bytes]:
             yield chunk.tobytes()
 
 
-def place_of_bad_byte(parts: Iterable[Part]) -> str:
+def place_of_bad_byte(parts: Parts) -> str:
     """Return the file and where its first byte that is not UTF-8 stands."""
-    for part in parts:
+    for part in chain.from_iterable(parts.values()):
         content = mapped(part.path, "uint8").tobytes()
         try:
             content.decode()

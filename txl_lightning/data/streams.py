@@ -37,7 +37,10 @@ class Batch(NamedTuple):
 
     def streams(self, first: int, end: int) -> Batch:
         """Return the streams from `first` to `end`."""
-        part = self._replace(tokens=self.tokens[first:end], targets=self.targets[first:end])
+        part = self._replace(
+            tokens=self.tokens[first:end],
+            targets=self.targets[first:end],
+        )
         if self.known_targets is not None:
             part = part._replace(known_targets=self.known_targets[first:end])
         return part

@@ -17,12 +17,11 @@ from txl_lightning.errors import OptionError, UserError
 
 N_BYTES = 256
 LEAST_COUNT = 2  # a pair that occurs once is not merged
-LONGEST_WORD = 1024  # training is quadratic in a word's length, so longer ones are cut
-# Byte-level tokenizers write a byte as the character with its number if that is printable, else as one from 256 on.
-PRINTABLE = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-OTHERS = [byte for byte in range(N_BYTES) if byte not in PRINTABLE]
-BYTE_OF_CHARACTER = {chr(byte): byte for byte in PRINTABLE}
-BYTE_OF_CHARACTER |= {chr(N_BYTES + n): byte for n, byte in enumerate(OTHERS)}
+LONGEST_WORD = 1024  # training is quadratic in the length of a word, so longer ones are cut
+# Byte-level tokenizers write a printable byte as its own character, the others as the characters from 256 on.
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+BYTES = sorted(range(N_BYTES), key=lambda byte: chr(byte) not in ALPHABET)
+BYTE_OF_CHARACTER = dict(zip(ALPHABET, BYTES, strict=True))
 WORD_START = "▁"  # stands for a space in SentencePiece's tokenizers
 # White space before other characters: GPT-2's expression always divides a text before such a run. Python's white space
 # equals the expression's, except for the separators 1c to 1f.
@@ -61,16 +60,13 @@ class Subwords:
 
     def __init__(self, tokenizer: str) -> None:
         try:
-            self._tokenizer = Tokenizer.from_str(tokenizer)
             state = json.loads(tokenizer)
-            contents = _contents(self._tokenizer, state)
+            state["model"].pop("dropout", None)
+            self._tokenizer = Tokenizer.from_str(json.dumps(state))
+            self.contents = _contents(self._tokenizer, state)
         except Exception as error:  # the library raises a plain one for a file that it cannot read
-            reason = str(error) if isinstance(error, UserError) else repr(error)
             kind = "is not a byte-level tokenizer.json, like GPT-2's"
-            raise UserError(f"{kind} ({reason})") from error
-        self.contents = tuple(contents.get(number, b"") for number in range(1 + max(contents)))
-        if getattr(self._tokenizer.model, "dropout", None):
-            self._tokenizer.model.dropout = None
+            raise UserError(f"{kind} ({error!r})") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._has_words = _divides_words(state)
@@ -85,15 +81,14 @@ class Subwords:
         context = ""
         rest = ""
         for texts in chunks:
-            texts = [rest + texts[0], *texts[1:]]
-            last = texts[-1]
+            texts[0] = rest + texts[0]
+            last = texts.pop()
             cut = self._find_cut(last)
             rest = last[cut:]
-            texts[-1] = last[:cut]
-            yield self._encode_texts(context, texts)
+            yield self._encode_texts(context, [*texts, last[:cut]])
             if cut > 0:
                 context = last[cut - CONTEXT_CHARACTERS : cut]
-            elif len(texts) > 1:
+            elif texts:
                 context = ""
         yield self._encode_texts(context, [rest])
 
@@ -113,15 +108,14 @@ class Subwords:
 
     def _encode_texts(self, context: str, texts: Texts) -> Tokens:
         """Return the texts' tokens; the first text follows a context from the same document."""
-        encoded = self._ids([context + texts[0], *texts[1:]])
-        (ids_of_context,) = self._ids([context])
+        texts[0] = context + texts[0]
+        ids_of_context, *encoded = self._ids([context, *texts])
         if not encoded[0].startswith(ids_of_context):
             reason = "reads a long run of this text as one word: put spaces into it"
             raise UserError(f"the tokenizer {reason}")
-        encoded[0] = encoded[0][len(ids_of_context) :]
-        tokens = np.frombuffer(b"".join(encoded), np.int32)
-        ends = np.cumsum([len(ids) for ids in encoded], dtype=np.int64) // ID_BYTES
-        return tokens, ends[:-1]
+        encoded[0] = encoded[0].removeprefix(ids_of_context)
+        ends = np.cumsum([len(ids) // ID_BYTES for ids in encoded])
+        return np.frombuffer(b"".join(encoded), np.int32), ends[:-1]
 
     def _ids(self, texts: Texts) -> list[bytes]:
         """Return each text's ids as int32 bytes; a word by GPT-2's expression is encoded once."""
@@ -130,23 +124,9 @@ class Subwords:
         words_of_texts = [WORD.findall(text) for text in texts]
         if len(self._ids_of_word) > MOST_WORDS:
             self._ids_of_word = {}
-        new = set(chain.from_iterable(words_of_texts)).difference(self._ids_of_word)
-        spaced = [word for word in new if word[0].isspace() and not word[-1].isspace()]
-        self._remember(spaced)
-        others = [*new.difference(spaced)]
-        self._ids_of_word.update(zip(others, self._encode(others), strict=True))
+        new = [*set(chain.from_iterable(words_of_texts)).difference(self._ids_of_word)]
+        self._ids_of_word.update(zip(new, self._encode(new), strict=True))
         return [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
-
-    def _remember(self, words: Texts) -> None:
-        """Encode words after white space as one text (quicker); the tokenizer divides it before each."""
-        (ids,) = self._encode(["".join(words)])
-        lengths = [len(self.contents[token]) for token in array("i", ids)]
-        ends = np.cumsum([len(word.encode()) for word in words])
-        n_tokens = np.searchsorted(np.cumsum(lengths), ends, side="right")
-        start = 0
-        for word, stop in zip(words, (ID_BYTES * n_tokens).tolist(), strict=True):
-            self._ids_of_word[word] = ids[start:stop]
-            start = stop
 
     def _encode(self, texts: Texts) -> list[bytes]:
         """Return each text's ids as int32 bytes, and compare their bytes with the texts.
@@ -156,20 +136,21 @@ class Subwords:
         """
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         encoded = [array("i", encoding.ids).tobytes() for encoding in encodings]
-        contents = map(self.contents.__getitem__, array("i", b"".join(encoded)))
         text = "".join(texts)
-        if b"".join(contents) != text.encode():
+        if self._decode(b"".join(encoded)) != text.encode():
             raise UserError(self._loss(text))
         return encoded
+
+    def _decode(self, ids: bytes) -> bytes:
+        return b"".join(map(self.contents.__getitem__, array("i", ids)))
 
     def _loss(self, text: str) -> str:
         """Return why a text's tokens do not give it back."""
         lost = []
         for character in sorted(set(text)):
             content = character.encode()
-            ids = self._tokenizer.encode(character, add_special_tokens=False).ids
-            decoded = b"".join(self.contents[number] for number in ids)
-            if content not in decoded:
+            encoding = self._tokenizer.encode(character, add_special_tokens=False)
+            if content not in self._decode(array("i", encoding.ids).tobytes()):
                 lost.append(f"{character!r} ({len(content)} bytes)")
         if lost:
             return f"the tokenizer has no token for {', '.join(lost[:8])} of the text"
@@ -180,15 +161,14 @@ def _divides_words(state: dict[str, Any]) -> bool:
     """Return whether a tokenizer is known to divide a text before each run of white space, like GPT-2's expression."""
     before = state.get("pre_tokenizer") or {}
     is_gpt2 = before.get("type") == "ByteLevel" and before.get("use_regex", True)
-    if not is_gpt2 or before["add_prefix_space"]:
-        return False
-    if state.get("normalizer") not in (None, {"type": "NFC"}):
+    is_plain = state.get("normalizer") in (None, {"type": "NFC"})
+    if not is_gpt2 or before["add_prefix_space"] or not is_plain:
         return False
     added = state.get("added_tokens", ())
     return all(WORD.fullmatch(token["content"]) and not token["rstrip"] for token in added)
 
 
-def _contents(tokenizer: Tokenizer, state: dict[str, Any]) -> dict[int, bytes]:
+def _contents(tokenizer: Tokenizer, state: dict[str, Any]) -> tuple[bytes, ...]:
     """Return every token's bytes by number."""
     layout = json.dumps([state.get("pre_tokenizer"), state.get("decoder")])
     is_byte_level = '"ByteLevel"' in layout
@@ -196,20 +176,21 @@ def _contents(tokenizer: Tokenizer, state: dict[str, Any]) -> dict[int, bytes]:
     model = state["model"]
     is_known = model.get("type", "BPE") in ("BPE", "Unigram") and is_like_sentencepiece
     if not is_byte_level and not is_known:
-        raise UserError("it is neither byte-level nor of SentencePiece's kind")
-    contents: dict[int, bytes] = {}
-    for number, token in tokenizer.get_added_tokens_decoder().items():
-        contents[number] = token.content.encode()
-    for text, number in tokenizer.get_vocab(with_added_tokens=False).items():
+        raise ValueError("it is neither byte-level nor of SentencePiece's kind")
+    vocabulary = tokenizer.get_vocab()
+    contents = [b""] * (1 + max(vocabulary.values()))
+    added = tokenizer.get_added_tokens_decoder()
+    for text, number in vocabulary.items():
         byte = re.fullmatch("<0x([0-9A-F]{2})>", text)
-        is_added = number in contents
-        if is_byte_level and not is_added:
+        if is_byte_level and number not in added:
             contents[number] = bytes(BYTE_OF_CHARACTER[character] for character in text)
         elif byte and model.get("byte_fallback"):
             contents[number] = bytes.fromhex(byte[1])
-        elif not is_added or not text.strip(WORD_START):  # Gemma adds runs of spaces too
+        elif number not in added or not text.strip(WORD_START):  # Gemma adds runs of spaces too
             contents[number] = text.replace(WORD_START, " ").encode()
-    return contents
+        else:
+            contents[number] = text.encode()
+    return tuple(contents)
 
 
 def train_byte_pairs(texts: Iterable[str], vocab_size: int, least: int = N_BYTES) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import io
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -124,7 +126,7 @@ class Vocabulary:
         """Type for encoded tokens: the smallest that fits for all levels except words (int32)."""
         if self.level == "word" or len(self) > 1 << 16:
             return np.dtype(np.int32)
-        return np.dtype(np.uint8 if len(self) <= N_BYTES else np.uint16)
+        return np.min_scalar_type(len(self) - 1)
 
     def encode(self, content: bytes) -> np.ndarray:
         """Return the token numbers for UTF-8 text, or for any bytes at byte level.
@@ -132,9 +134,7 @@ class Vocabulary:
         Raises:
             UserError: the bytes are not UTF-8, or a symbol is unknown and the vocabulary has no `<unk>`.
         """
-        tokens = [np.empty(0, self.dtype)]
-        for chunk, _ in self.encode_documents([[content]]):
-            tokens.append(chunk)
+        tokens = [chunk for chunk, _ in self.encode_documents([[content]])]
         return np.concatenate(tokens)
 
     def encode_documents(self, chunks: Iterable[list[Any]]) -> Iterator[Tokens]:
@@ -153,24 +153,23 @@ class Vocabulary:
                 yield tokens.astype(self.dtype), begins
             return
         for contents in chunks:
-            if self.level == "byte":
-                yield self._encode_bytes(contents)
-            elif self.level == "char":
-                yield self._encode_characters([decoded(content) for content in contents])
+            if self.level in ("byte", "char"):
+                yield self._look_up(contents)
             elif isinstance(contents[0], np.ndarray):
                 yield np.concatenate(contents), _begins(contents)
             else:
                 yield self._encode_words([decoded(content) for content in contents])
 
-    def _encode_bytes(self, contents: list[bytes]) -> Tokens:
+    def _look_up(self, contents: list[bytes]) -> Tokens:
+        """Encode bytes or characters by their code points."""
+        if self.level == "char":
+            texts = [decoded(content) for content in contents]
+            points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+            return self._known(self._table[points], _begins(texts), points)
         if "\n" not in self.numbers:
             contents = [content.replace(b"\n", b"") for content in contents]
-        values = np.frombuffer(b"".join(contents), np.uint8)
-        return self._look_up(values, _begins(contents))
-
-    def _encode_characters(self, texts: list[str]) -> Tokens:
-        content = "".join(texts).encode("utf-32-le", errors="surrogatepass")
-        return self._look_up(np.frombuffer(content, np.uint32), _begins(texts))
+        points = np.frombuffer(b"".join(contents), np.uint8)
+        return self._known(self._table[points], _begins(contents), points)
 
     def _encode_words(self, texts: list[str]) -> Tokens:
         mark = SENTENCE if self.starts_sentences else END_OF_LINE
@@ -200,13 +199,13 @@ class Vocabulary:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain containers for a checkpoint."""
-        state: dict[str, Any] = {"level": self.level, "symbols": list(self.symbols)}
-        if self.lenient:
-            state["lenient"] = True
-        if self.level == "bpe":
-            state["tokenizer"] = self.tokenizer
-            state["by_line"] = False  # version 0.5 expects it
-        return state
+        return {
+            "level": self.level,
+            "symbols": list(self.symbols),
+            "tokenizer": self.tokenizer,
+            "lenient": self.lenient,
+            "by_line": False,  # version 0.5 expects it
+        }
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Vocabulary:
@@ -230,38 +229,29 @@ class Vocabulary:
 
     @cached_property
     def _table(self) -> np.ndarray:
-        """Token number by code point; the last entry is for all larger code points."""
-        largest = max((ord(symbol) for symbol in self.numbers if len(symbol) == 1), default=0)
-        table = np.full(
-            largest + 2,
-            self.unknown if self.lenient else -1,
-            dtype=np.int32,
-        )
+        """Token number of every code point."""
+        missing = self.unknown if self.lenient else -1
+        table = np.full(sys.maxunicode + 1, missing, np.int32)
         for symbol, number in self.numbers.items():
             if len(symbol) == 1:
                 table[ord(symbol)] = number
         return table
-
-    def _look_up(self, values: np.ndarray, begins: Positions) -> Tokens:
-        # In int64, since the last entry's index may not fit into a byte.
-        tokens = self._table[np.minimum(values.astype(np.int64), len(self._table) - 1)]
-        return self._known(tokens, begins, values)
 
     def _known(
         self, tokens: np.ndarray, begins: Positions, symbols: Sequence[Any] | np.ndarray
     ) -> Tokens:
         """Return the tokens in `dtype`; a symbol that is unknown without an `<unk>` is left out, or an error."""
         is_known = tokens >= 0
-        if not is_known.all():
-            if not self.lenient:
-                symbol = symbols[int(tokens.argmin())]
-                if not isinstance(symbol, str):
-                    symbol = chr(int(symbol))
-                reason = f"is not among the {len(self)} symbols of the training split"
-                raise UserError(f"{symbol!r} {reason}")
-            begins = np.append(0, np.cumsum(is_known))[begins]
-            tokens = tokens[is_known]
-        return tokens.astype(self.dtype), begins
+        if is_known.all():
+            return tokens.astype(self.dtype), begins
+        if not self.lenient:
+            symbol = symbols[int(tokens.argmin())]
+            if not isinstance(symbol, str):
+                symbol = chr(symbol)
+            reason = f"is not among the {len(self)} symbols of the training split"
+            raise UserError(f"{symbol!r} {reason}")
+        begins = np.append(0, np.cumsum(is_known))[begins]
+        return tokens[is_known].astype(self.dtype), begins
 
 
 class StreamDecoder:
@@ -311,12 +301,14 @@ def words_of_lines(text: str, mark: str) -> list[str]:
         text: complete lines.
         mark: `<eos>` is put after every line, also blank ones; `<S>` before every line with a word.
     """
-    if not text:
-        return []
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
-    if mark == END_OF_LINE:
-        return [word for line in lines for word in (*line.split(), mark)]
-    return [word for line in lines if line.strip() for word in (mark, *line.split())]
+    words = []
+    for line in io.StringIO(text, newline=None):
+        words_of_line = line.split()
+        if mark == END_OF_LINE:
+            words += [*words_of_line, mark]
+        elif words_of_line:
+            words += [mark, *words_of_line]
+    return words
 
 
 def _begins(documents: Sequence[Sequence[Any]]) -> Positions:
