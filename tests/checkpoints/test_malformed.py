@@ -54,7 +54,8 @@ def itself(contents: dict[str, Any]) -> None:
     contents["txl_lightning"]["config"]["data"]["path"] = contents["txl_lightning"]["config"]
 
 
-WEIGHT, CONFIG = "state_dict/model.embedding.tables.0", "txl_lightning/config"
+WEIGHT = "state_dict/model.embedding.tables.0"
+CONFIG = "txl_lightning/config"
 # Refused by all that open a checkpoint, in the words of the library that reads it.
 REFUSED: dict[str, Change] = {
     "a list": lambda _: [1],
@@ -130,13 +131,12 @@ def outcome(name: str, path: Path, folder: Path) -> str:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["evaluate", "resume", "initial_weights", "convert"])
-def test_malformed_files_are_refused_or_harmless(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_files_are_refused_or_harmless(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECRET", "not-to-be-told")
     original = good() / "run/checkpoints/last.ckpt"
-    notes, path = tmp_path / "notes.txt", tmp_path / "theirs/checkpoints/last.ckpt"
+    notes = tmp_path / "notes.txt"
+    path = tmp_path / "theirs/checkpoints/last.ckpt"
     path.parent.mkdir(parents=True)
     found: dict[str, str] = {}
     for case, change in {**REFUSED, **OTHERS}.items():

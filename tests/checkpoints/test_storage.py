@@ -32,7 +32,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_written_file_is_read_by_us_and_by_torch(good: Path) -> None:
+def test_a_written_file_is_read_by_us_and_by_torch(good):
     for contents in (
         read_file(good),
         torch.load(good, weights_only=True),
@@ -54,9 +54,7 @@ def saved(contents: Any) -> bytes:
 @pytest.mark.parametrize("version", ["this", "0.5.0"])
 @settings(max_examples=150, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_recognised_or_changes_nothing(
-    good: Path, version: str, place: float, bit: int
-) -> None:
+def test_a_flipped_bit_is_recognised_or_changes_nothing(good, version, place, bit):
     """Bits that pad a record, or say which program wrote it, change nothing."""
     original = good if version == "this" else OLD
     data = bytearray(original.read_bytes())
@@ -72,7 +70,7 @@ def test_a_flipped_bit_is_recognised_or_changes_nothing(
     assert saved(contents) == saved(read_file(original))
 
 
-def test_a_file_of_torch_is_read_and_no_file_is_not(tmp_path: Path) -> None:
+def test_a_file_of_torch_is_read_and_no_file_is_not(tmp_path):
     torch.save(CONTENTS, tmp_path / "plain")
     assert (read_file(tmp_path / "plain")["step"], read_file(OLD)["global_step"]) == (3, 15)
     (tmp_path / "empty").touch()
@@ -82,7 +80,7 @@ def test_a_file_of_torch_is_read_and_no_file_is_not(tmp_path: Path) -> None:
         read_file(tmp_path / "none")
 
 
-def test_a_file_that_could_not_be_read_does_not_replace_one_that_can(tmp_path: Path) -> None:
+def test_a_file_that_could_not_be_read_does_not_replace_one_that_can(tmp_path):
     write(CONTENTS, tmp_path / "a")
     with pytest.raises(UnpicklingError, match="Weights only load failed"):
         write({**CONTENTS, "step": np.float64(1.0)}, tmp_path / "a")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.fixtures import Output, Patch
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import cores
 from txl_lightning.evaluation import hardware
@@ -33,9 +32,7 @@ def train_tiny(tmp_path: Path, *overrides: str) -> Path:
     return tmp_path / "run/checkpoints/last.ckpt"
 
 
-def test_the_number_is_printed_recorded_and_kept(
-    tmp_path: Path, capsys: Output, monkeypatch: Patch
-) -> None:
+def test_the_number_is_printed_recorded_and_kept(tmp_path, capsys, monkeypatch):
     last = train_tiny(tmp_path)
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
     assert OmegaConf.load(tmp_path / "run/config.yaml").trainer.num_threads == 1
@@ -45,9 +42,7 @@ def test_the_number_is_printed_recorded_and_kept(
     assert f", 1 of {cores()} CPU threads" in capsys.readouterr().err
 
 
-def test_measurements_use_the_threads_that_training_pays_for(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_measurements_use_the_threads_that_training_pays_for(tmp_path, monkeypatch):
     trained = load_trained(train_tiny(tmp_path))
     default = hardware.FLOPS_PER_THREAD
     for given, models, flops, expected in (

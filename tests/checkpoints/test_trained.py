@@ -29,10 +29,9 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "run/checkpoints/last.ckpt"
 
 
-def test_a_changed_corpus_is_reported(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained, text = load_trained(checkpoint), tmp_path / "text.txt"
+def test_a_changed_corpus_is_reported(checkpoint, tmp_path, capsys):
+    trained = load_trained(checkpoint)
+    text = tmp_path / "text.txt"
     words = f"checkpoint={checkpoint} was trained on another text than text.txt has now: parts of its validation and"
     for reverse, data_path, warned in (
         (False, None, False),
@@ -50,7 +49,7 @@ def test_a_changed_corpus_is_reported(
         checkpoint_corpus(trained, checkpoint)
 
 
-def test_lightning_opens_a_checkpoint_as_load_trained_does(checkpoint: Path) -> None:
+def test_lightning_opens_a_checkpoint_as_load_trained_does(checkpoint):
     ours = load_trained(checkpoint)
     module = LanguageModelModule.load_from_checkpoint(str(checkpoint), map_location="cpu")
     assert module.config == ours.config
@@ -79,7 +78,7 @@ def test_lightning_opens_a_checkpoint_as_load_trained_does(checkpoint: Path) -> 
         "§",
     ],
 )
-def test_values_of_a_config_are_literal(tmp_path: Path, text: str) -> None:
+def test_values_of_a_config_are_literal(tmp_path, text):
     config = tiny_config(tmp_path)
     config.data.document_start = text
     assert from_plain(plain(config)) == config
@@ -87,8 +86,8 @@ def test_values_of_a_config_are_literal(tmp_path: Path, text: str) -> None:
 
 
 def test_a_checkpoint_of_an_older_version_is_refused_with_the_version_that_reads_it(
-    checkpoint: Path,
-) -> None:
+    checkpoint,
+):
     contents = read_file(checkpoint)
     del contents["txl_lightning"]["config"]["logger"]["each"]  # an option since 0.5
     write_checkpoint(contents, checkpoint)

@@ -18,8 +18,16 @@ from txl_lightning.model import embedding
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.training.module import LanguageModelModule
 
-B, T = 4, 6
-SIZES = {"vocab_size": 30, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12}
+B = 4
+T = 6
+SIZES = {
+    "vocab_size": 30,
+    "n_layer": 2,
+    "d_model": 8,
+    "n_head": 2,
+    "d_head": 4,
+    "d_inner": 12,
+}
 RELATIVE = TransformerXLConfig(**SIZES, dropout=0.1, mem_len=6, table_len=16)
 RECURRENT = RecurrentConfig(vocab_size=30, n_layer=2, d_model=8, weight_dropout=0.1)
 ENCODINGS = ("relative", "shaw", "absolute", "al_rfou", "alibi", "none", "rope")
@@ -82,7 +90,11 @@ def make(arm: str, device: str = "cpu") -> Model:
 
 def tokens(device: str = "cpu") -> torch.Tensor:
     """Return random tokens [B, T + 1] on a device."""
-    return torch.randint(30, (B, T + 1), generator=torch.Generator().manual_seed(0)).to(device)
+    return torch.randint(
+        30,
+        (B, T + 1),
+        generator=torch.Generator().manual_seed(0),
+    ).to(device)
 
 
 def prepared(

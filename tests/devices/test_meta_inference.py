@@ -29,8 +29,9 @@ def _unread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("arm", cases())
-def test_streams_are_scored_cached_or_not(arm: str) -> None:
-    model, streams = make(arm, "meta").eval(), Streams(CORPUS[: 3 * B * T], B, T)
+def test_streams_are_scored_cached_or_not(arm):
+    model = make(arm, "meta").eval()
+    streams = Streams(CORPUS[: 3 * B * T], B, T)
     cached = [CachedTransformerXL(model, mem_len=17)] if can_cache(model) else []
     with AnsweredReads():
         for reader in (model, *cached):
@@ -38,14 +39,14 @@ def test_streams_are_scored_cached_or_not(arm: str) -> None:
 
 
 @pytest.mark.parametrize("arm", cases())
-def test_recl_has_losses_by_context(arm: str) -> None:
+def test_recl_has_losses_by_context(arm):
     reader = window_reader(make(arm, "meta"), trained_len=T)
     with AnsweredReads():
         assert window_losses(reader, CORPUS, np.arange(50, 60), [2, 4, 6]).shape == (3, 10)
 
 
 @pytest.mark.parametrize("arm", cases())
-def test_tokens_are_generated(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_generated(arm, monkeypatch):
     """As `txl generate` does it: without a memory, from a window that is recomputed for every token."""
 
     def likeliest(log_probabilities_BV: Tensor, sampling: Any, generators: Any) -> Tensor:

@@ -43,10 +43,18 @@ def _check_devices(*lists: list[Tensor], found_inf: Tensor | None = None, **opti
 
 def segment(number: int) -> Batch:
     window = tokens("meta")
-    return Batch(window[:, :-1], window[:, 1:], number)
+    return Batch(
+        window[:, :-1],
+        window[:, 1:],
+        number,
+    )
 
 
-def train(module: LanguageModelModule, optimizer: torch.optim.Optimizer, n_groups: int = 1) -> None:
+def train(
+    module: LanguageModelModule,
+    optimizer: torch.optim.Optimizer,
+    n_groups: int = 1,
+) -> None:
     """Two steps as Lightning does them."""
     for number in (1, 2):
         batch = segment(number)
@@ -57,7 +65,7 @@ def train(module: LanguageModelModule, optimizer: torch.optim.Optimizer, n_group
 
 
 @pytest.mark.parametrize("arm", cases())
-def test_every_arm_trains(arm: str) -> None:
+def test_every_arm_trains(arm):
     module, optimizer = prepared(arm, segment(0))
     train(module, optimizer)
     state = [value for values in optimizer.state.values() for value in values.values()]
@@ -77,13 +85,13 @@ TRAINED = [*product(["relative, memory", "qrnn"], OPTIONS), *product(["relative,
 
 
 @pytest.mark.parametrize(("arm", "options"), TRAINED)
-def test_every_option_trains(arm: str, options: dict[str, Any]) -> None:
+def test_every_option_trains(arm, options):
     module, optimizer = prepared(arm, segment(0), **options)
     train(module, optimizer, options.get("n_groups", 1))
 
 
 @pytest.mark.parametrize("arm", cases())
-def test_validation_waits_only_for_its_result(arm: str) -> None:
+def test_validation_waits_only_for_its_result(arm):
     module, _ = prepared(arm, segment(0))
     module.eval()
     with torch.no_grad():

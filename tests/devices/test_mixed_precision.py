@@ -11,8 +11,9 @@ from txl_lightning import Memory
 
 
 @pytest.mark.parametrize("arm", cases())
-def test_losses_norms_and_memory_are_in_float32(arm: str) -> None:
-    model, seen = make(arm), []
+def test_losses_norms_and_memory_are_in_float32(arm):
+    model = make(arm)
+    seen = []
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.register_forward_hook(
@@ -21,7 +22,11 @@ def test_losses_norms_and_memory_are_in_float32(arm: str) -> None:
     window = tokens()
     with torch.autocast("cpu", torch.bfloat16):
         nll_BT, memory = model.score(window[:, :-1], window[:, 1:])
-        nll_BT, memory = model.score(window[:, :-1], window[:, 1:], memory)
+        nll_BT, memory = model.score(
+            window[:, :-1],
+            window[:, 1:],
+            memory,
+        )
     states = memory.states if isinstance(memory, Memory) else memory.cells
     nll_BT.mean().backward()
     gradients = [p.grad.dtype for p in model.parameters() if p.grad is not None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -30,14 +29,19 @@ GPU = ("trainer=gpu", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_losses_and_gradients_are_those_of_the_cpu(arm: str) -> None:
-    model, window = make(arm).eval(), tokens()
+def test_losses_and_gradients_are_those_of_the_cpu(arm):
+    model = make(arm).eval()
+    window = tokens()
     results: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {}
     for device in ("cpu", "cuda"):
         model.to(device).zero_grad()
         moved = window.to(device)
         _, memory = model.score(moved[:, :-1], moved[:, 1:])
-        nll_BT, _ = model.score(moved[:, :-1], moved[:, 1:], memory)  # type: ignore[arg-type]
+        nll_BT, _ = model.score(
+            moved[:, :-1],
+            moved[:, 1:],
+            memory,
+        )  # type: ignore[arg-type]
         if device == "cuda" and any(
             isinstance(module, torch.nn.LSTM) for module in model.modules()
         ):
@@ -59,8 +63,9 @@ def test_losses_and_gradients_are_those_of_the_cpu(arm: str) -> None:
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm: str) -> None:
-    model, streams = make(arm).eval(), Streams(CORPUS, B, T)
+def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm):
+    model = make(arm).eval()
+    streams = Streams(CORPUS, B, T)
     results: dict[str, list[np.ndarray]] = {}
     for device in ("cpu", "cuda"):
         model.to(device)
@@ -68,7 +73,12 @@ def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm: str) -> None:
         if can_cache(model):
             found.append(stream_losses(CachedTransformerXL(model), streams).nll)
         found.append(
-            window_losses(window_reader(model, trained_len=T), CORPUS, np.arange(50, 60), [2, 4, 6])
+            window_losses(
+                window_reader(model, trained_len=T),
+                CORPUS,
+                np.arange(50, 60),
+                [2, 4, 6],
+            )
         )
         results[device] = found
     for one, other in zip(*results.values(), strict=True):
@@ -89,7 +99,7 @@ class ErrorOfWaiting(L.Callback):
 @pytest.mark.parametrize(
     "overrides", [(), ("encoding=shaw",), ("optimizer=muon",), ("trainer.precision=32-true",)]
 )
-def test_no_step_without_a_log_entry_waits(overrides: tuple[str, ...], tmp_path: Path) -> None:
+def test_no_step_without_a_log_entry_waits(overrides, tmp_path):
     try:
         with quiet_libraries():
             run = build(
@@ -104,7 +114,7 @@ def test_no_step_without_a_log_entry_waits(overrides: tuple[str, ...], tmp_path:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_run_on_a_gpu_ends_as_on_the_cpu(tmp_path: Path) -> None:
+def test_a_run_on_a_gpu_ends_as_on_the_cpu(tmp_path):
     options = ("trainer.precision=32-true", "model.dropout=0")
     on_cpu = train(tiny_config(tmp_path, *options), tmp_path / "a")
     on_gpu = train(tiny_config(tmp_path, *options, GPU[0]), tmp_path / "b")

@@ -63,12 +63,12 @@ ARMS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", ARMS)
-def test_no_step_without_a_log_entry_waits(overrides: tuple[str, ...], tmp_path: Path) -> None:
+def test_no_step_without_a_log_entry_waits(overrides, tmp_path):
     assert reads_of_steps(tmp_path, *overrides) == []
 
 
 @pytest.mark.slow
-def test_an_adaptive_softmax_waits_once(tmp_path: Path) -> None:
+def test_an_adaptive_softmax_waits_once(tmp_path):
     assert reads_of_steps(tmp_path, "model.cutoffs=[20,40,60]") == ["tolist"] * 5
 
 
@@ -81,14 +81,10 @@ NOTICED |= {"trainer.val_every_n_steps": 7, "trainer.max_steps": 12}
 
 
 @pytest.mark.parametrize("option", NOTICED)
-def test_a_loss_that_is_not_finite_ends_the_run_unsaved(
-    option: str, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_unsaved(option, tmp_path, monkeypatch):
     poison(monkeypatch, (4,))
-    step, options = (
-        NOTICED[option],
-        (*STEPS, "trainer.log_every_n_steps=50", f"{option}={NOTICED[option]}"),
-    )
+    step = NOTICED[option]
+    options = (*STEPS, "trainer.log_every_n_steps=50", f"{option}={NOTICED[option]}")
     with pytest.raises(
         UserError, match=f"not finite in or before step {step}; no checkpoint was written yet"
     ):

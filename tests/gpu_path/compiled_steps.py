@@ -22,8 +22,17 @@ STEPS = 20
 
 def segment(number: int) -> Batch:
     """Each segment has other numbers of targets in the clusters."""
-    window = torch.randint(30, (B, T + 1), generator=torch.Generator().manual_seed(number))
-    return Batch(window[:, :-1], window[:, 1:], number, known_targets=window[:, 1:].numpy())
+    window = torch.randint(
+        30,
+        (B, T + 1),
+        generator=torch.Generator().manual_seed(number),
+    )
+    return Batch(
+        window[:, :-1],
+        window[:, 1:],
+        number,
+        known_targets=window[:, 1:].numpy(),
+    )
 
 
 def train(arm: str) -> int | str:

@@ -13,10 +13,11 @@ from txl_lightning.model.embedding import TokenEmbedding, TokenSoftmax, negative
 
 WT103 = Architecture(267_735, d_model=410, cutoffs=(20_000, 40_000, 200_000))
 TABLE_BYTES = 267_735 * 410 * 2
-B, T = 60, 150
+B = 60
+T = 150
 
 
-def test_a_step_at_wt103_base_size_within_its_budget() -> None:
+def test_a_step_at_wt103_base_size_within_its_budget():
     """Gradients as large as the table: one of the softmax, one of the embedding, and their sum in place."""
     with torch.device("meta"):
         table = TokenEmbedding(WT103).bfloat16()
@@ -30,7 +31,7 @@ def test_a_step_at_wt103_base_size_within_its_budget() -> None:
     assert launches.written <= 19.4e9
 
 
-def test_only_probabilities_of_half_size_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_probabilities_of_half_size_are_kept(monkeypatch):
     monkeypatch.setattr(embedding, "is_eager_on_cpu", lambda tensor: False)
     kept: list[torch.Tensor] = []
     logits = torch.randn(25, 300, dtype=torch.bfloat16, requires_grad=True)
@@ -45,12 +46,16 @@ def test_only_probabilities_of_half_size_are_kept(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "arm", ["adaptive softmax", "adaptive embedding", "lstm, adaptive embedding"]
 )
-def test_targets_on_the_cpu_spare_the_wait_and_change_nothing(arm: str) -> None:
-    model, window = make(arm).eval(), tokens()
-    before, after = window[:, :-1], window[:, 1:]
+def test_targets_on_the_cpu_spare_the_wait_and_change_nothing(arm):
+    model = make(arm).eval()
+    window = tokens()
+    before = window[:, :-1]
+    after = window[:, 1:]
     nll_BT, _ = model.score(before, after)
     assert torch.equal(model.score(before, after, known_targets_BT=after.clone())[0], nll_BT)
-    model, before, on_device = model.to("meta"), before.to("meta"), after.to("meta")
+    model = model.to("meta")
+    before = before.to("meta")
+    on_device = after.to("meta")
     model.score(before, on_device, known_targets_BT=after)  # a read of a tensor on meta would raise
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
         model.score(before, on_device)

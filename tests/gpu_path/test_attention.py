@@ -32,7 +32,13 @@ class LeadingDimensions(TorchDispatchMode):
         super().__init__()
         self.found: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in ("bmm", "baddbmm", "mm", "addmm"):
             matrices = [x for x in (*args, result) if isinstance(x, Tensor) and x.ndim > 1]
@@ -64,7 +70,11 @@ def attend(sizes: str, dropout: float = 0.0, documents: bool = False) -> None:
         torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True)
         for shape in shapes
     ]
-    mask = torch.empty((B, T, K) if documents else (T, K), device="meta", dtype=torch.bfloat16)
+    mask = torch.empty(
+        (B, T, K) if documents else (T, K),
+        device="meta",
+        dtype=torch.bfloat16,
+    )
     q, k, r, u, v, values = inputs
     visible = VisibleKeys(mask, sees_memory=True)
     operands = AttentionInputs(q, k, values, r, u, v, None, "abcd", visible)
@@ -87,7 +97,7 @@ ODD = {
 @pytest.mark.parametrize(
     "options", [{}, {"cutoffs": (5, 12)}, {"pre_norm": True, "encoding": "shaw"}], ids=str
 )
-def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options: dict[str, Any]) -> None:
+def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options):
     with torch.device("meta"):
         model = TransformerXL(TransformerXLConfig(mem_len=6, **(ODD | options))).bfloat16()
         tokens_BT = torch.zeros(2, 7, dtype=torch.int64)
@@ -98,16 +108,26 @@ def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options: dict[str, Any
 
 
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if "lstm" not in arm and arm != "qrnn"])
-def test_padded_products_change_no_loss_and_no_gradient(
-    arm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, window = make(arm).double().eval(), tokens()
+def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
+    model = make(arm).double().eval()
+    window = tokens()
     results = []
     for pads in (False, True):
-        monkeypatch.setattr(gpu, "n_padding", lambda n, x, pads=pads: -n % 8 if pads else 0)
+        monkeypatch.setattr(
+            gpu,
+            "n_padding",
+            lambda n, x, pads=pads: -n % 8 if pads else 0,
+        )
         model.zero_grad()
         nll_BT, memory = model.score(window[:, :-1], window[:, 1:])
-        nll_BT = nll_BT + model.score(window[:, :-1], window[:, 1:], memory)[0]  # type: ignore[arg-type]
+        nll_BT = (
+            nll_BT
+            + model.score(
+                window[:, :-1],
+                window[:, 1:],
+                memory,
+            )[0]
+        )  # type: ignore[arg-type]
         nll_BT.mean().backward()
         of_all_BTV = model.softmax.log_probabilities(model(window)[0], model.embedding)
         results.append(
@@ -120,9 +140,7 @@ def test_padded_products_change_no_loss_and_no_gradient(
 @pytest.mark.parametrize(
     ("sizes", "launches", "scores"), [("enwik8 base", 26, 4.0), ("wt103 base", 34, 6.5)]
 )
-def test_launches_and_bytes_of_a_layer(
-    sizes: str, launches: int, scores: float, options: dict[str, Any]
-) -> None:
+def test_launches_and_bytes_of_a_layer(sizes, launches, scores, options):
     """Bytes in units of all scores of the layer, without what the fused kernel writes."""
     H, B, T, K, _ = SIZES[sizes]
     with Launches() as counted:
@@ -132,7 +150,7 @@ def test_launches_and_bytes_of_a_layer(
 
 
 @pytest.mark.slow
-def test_a_compiled_backward_pass_is_without_autocast() -> None:
+def test_a_compiled_backward_pass_is_without_autocast():
     """As the training step runs it, by the private `torch._functorch.config.backward_pass_autocast`."""
 
     class Product(torch.autograd.Function):
@@ -149,4 +167,9 @@ def test_a_compiled_backward_pass_is_without_autocast() -> None:
         y = compiled(Product.apply, backend="aot_eager")(x)
     y.sum().backward()
     assert x.grad is not None
-    torch.testing.assert_close(x.grad, torch.full((8, 8), 8.008), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        x.grad,
+        torch.full((8, 8), 8.008),
+        rtol=1e-6,
+        atol=0,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ UNEVEN = ("relative, memory/3", "adaptive softmax/3", "lstm/3")  # 4 streams in 
 
 @pytest.mark.full
 @pytest.mark.timeout(1300)
-def test_nothing_is_compiled_after_the_first_step(tmp_path: Path) -> None:
+def test_nothing_is_compiled_after_the_first_step(tmp_path):
     """One graph a shape, but for the tails of the softmax, whose shapes differ in every step, and torch's LSTM."""
     done = start_module(tmp_path, "tests.gpu_path.compiled_steps", *ARMS, *UNEVEN).finish(
         timeout=1200

@@ -43,7 +43,7 @@ class Collectives(L.Callback):
 
 
 @pytest.mark.slow
-def test_two_ranks_exchange_gradients_and_one_flag(tmp_path: Path) -> None:
+def test_two_ranks_exchange_gradients_and_one_flag(tmp_path):
     """One bucket of gradients, and one flag through gloo, which no GPU waits for."""
     config = tiny_config(tmp_path, *OPTIONS, "trainer.log_every_n_steps=100", "trainer.devices=2")
     config.trainer.callbacks = [
@@ -53,7 +53,7 @@ def test_two_ranks_exchange_gradients_and_one_flag(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "found.json").read_text()) == {"c10d::allreduce_": 2.0}
 
 
-def test_lightning_asks_for_signals_by_the_method_that_is_replaced() -> None:
+def test_lightning_asks_for_signals_by_the_method_that_is_replaced():
     assert "_broadcast_sigterm_tensor" in _TrainingEpochLoop.advance.__code__.co_names
 
 
@@ -70,25 +70,25 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
 
 
 @pytest.mark.parametrize(("visible", "index"), [(4, 2), (1, 0)])
-def test_a_command_makes_its_gpu_the_current_one(
-    visible: int, index: int, devices: Devices, monkeypatch: Any
-) -> None:
+def test_a_command_makes_its_gpu_the_current_one(visible, index, devices, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setenv("LOCAL_RANK", "2")
     assert [chosen_device("gpu")] == devices == [torch.device("cuda", index)]
 
 
 @pytest.mark.parametrize(("accelerator", "backend"), [("gpu", "nccl"), ("cpu", "gloo")])
-def test_ranks_meet_with_the_gpu_of_each(
-    accelerator: str, backend: str, devices: Devices, monkeypatch: Any
-) -> None:
+def test_ranks_meet_with_the_gpu_of_each(accelerator, backend, devices, monkeypatch):
     """NCCL knows the GPU from the start; flags have a group of gloo's."""
     made: list[Any] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(
         dist, "init_process_group", lambda backend, *_, **place: made.append((backend, place))
     )
-    monkeypatch.setattr(dist, "new_group", lambda backend, **_: made.append(backend) or backend)
+    monkeypatch.setattr(
+        dist,
+        "new_group",
+        lambda backend, **_: made.append(backend) or backend,
+    )
     elastic = {
         "TORCHELASTIC_RUN_ID": "1",
         "MASTER_ADDR": "127.0.0.1",

@@ -27,8 +27,15 @@ class CopiesToGpu(TorchFunctionMode):
         self.n = self.waits = 0
         self.pinned: list[torch.Tensor] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
         if name == "pin_memory":
             self.pinned.append(args[0])
             return args[0]
@@ -49,9 +56,7 @@ class CopiesToGpu(TorchFunctionMode):
 @pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
 @pytest.mark.parametrize("segment_len", [6, 2])
 @pytest.mark.parametrize("loss", ["full", "half", "random_half"])
-def test_a_step_copies_from_pinned_memory_alone(
-    loss: str, segment_len: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_copies_from_pinned_memory_alone(loss, segment_len, monkeypatch):
     module = bare_module(make("relative, memory"), loss=loss, segment_len=segment_len)
     monkeypatch.setattr(LanguageModelModule, "device", torch.device("cuda"))
     batch = segment(0)

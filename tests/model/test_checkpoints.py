@@ -54,7 +54,8 @@ def test_shared_biases_are_found_in_the_layers_of_huggingface():
     assert torch.equal(from_huggingface(weights, config).encoding.u, tiny_model().encoding.u)
 
 
-QKV, SOFTMAX = "layers.1.dec_attn.qkv_net.weight", "crit.out_layers.0.weight"
+QKV = "layers.1.dec_attn.qkv_net.weight"
+SOFTMAX = "crit.out_layers.0.weight"
 
 
 CHANGED = [

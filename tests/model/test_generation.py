@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import STATEFUL, VOCABULARY, random_stream, tiny_model
+from tests.model.tiny_model import ENCODINGS, STATEFUL, VOCABULARY, random_stream, tiny_model
 from txl_lightning.errors import OptionError
-from txl_lightning.model import CachedTransformerXL, SlidingWindow, generate, generate_all
+from txl_lightning.model import SlidingWindow, generate, generate_all
 
 MODELS = {
     "txl": lambda: tiny_model(mem_len=30),
@@ -25,22 +25,20 @@ def drawn(model: Any, prompt: Tensor, n_tokens: int, **options: Any) -> Tensor:
 
 
 def allowed(
-    probabilities: list[float], top_k: int | None, top_p: float, temperature: float
+    probabilities: list[float], top_k: int | None = 40, top_p: float = 1.0, temperature: float = 1.0
 ) -> dict[int, float]:
     """Candidates in plain Python: the likeliest k, of these the nucleus, normalised."""
-    weights = {
-        token: (p / max(probabilities)) ** (1 / temperature)
-        for token, p in enumerate(probabilities)
-    }
-    likeliest = sorted(weights, key=lambda token: -weights[token])[: top_k or len(weights)]
-    total, nucleus, reached = sum(weights[token] for token in likeliest), [], 0.0
+    weights = {}
+    for token, p in enumerate(probabilities):
+        weights[token] = (p / max(probabilities)) ** (1 / temperature)
+    likeliest = sorted(weights, key=weights.get, reverse=True)[:top_k]
+    total = sum(weights[token] for token in likeliest)
+    nucleus: dict[int, float] = {}
     for token in likeliest:
-        nucleus.append(token)
-        reached += weights[token] / total
-        if reached >= top_p:
-            break
-    total = sum(weights[token] for token in nucleus)
-    return {token: weights[token] / total for token in nucleus}
+        if sum(nucleus.values()) / total < top_p:
+            nucleus[token] = weights[token]
+    total = sum(nucleus.values())
+    return {token: weight / total for token, weight in nucleus.items()}
 
 
 CUT = {
@@ -57,25 +55,29 @@ CUT |= {
 
 @pytest.mark.parametrize(("name", "cut"), product_of(MODELS, CUT))
 def test_tokens_follow_the_models_distribution(name, cut):
-    model, n = MODELS[name](), 4000
-    prompt = random_stream(1, 7).expand(n, -1)
-    tokens = drawn(model, prompt, 2, seed=3, segment_len=4, **CUT[cut])
-    context = prompt[:1]
+    model = MODELS[name]()
+    context = random_stream(1, 7)
+    tokens = drawn(
+        model,
+        context.expand(4000, -1),
+        2,
+        seed=3,
+        segment_len=4,
+        **CUT[cut],
+    )
     for position in range(2):
-        sampling = {"top_k": 40, "top_p": 1.0, "temperature": 1.0, **CUT[cut]}
         with torch.no_grad():  # the whole context in one segment
             p_V = model.log_probabilities(model(context)[0])[0, -1].exp()
-        expected = allowed(p_V.tolist(), **sampling)
-        assert set(tokens[:, position].tolist()) <= set(expected)
+        expected = allowed(p_V.tolist(), **CUT[cut])
+        drawn_here = tokens[:, position]
+        assert set(drawn_here.tolist()) <= set(expected)
         for token, p in expected.items():
             error = 5 * math.sqrt(p * (1 - p) / len(tokens)) + 1e-9
-            assert (tokens[:, position] == token).double().mean().item() == pytest.approx(
-                p, abs=error
-            )
-        commonest = tokens[:, position].mode().values
-        tokens = tokens[
-            tokens[:, position] == commonest
-        ]  # continue with the streams that share a context
+            share = (drawn_here == token).double().mean().item()
+            assert share == pytest.approx(p, abs=error)
+        # Continue with the streams that share a context.
+        commonest = drawn_here.mode().values
+        tokens = tokens[drawn_here == commonest]
         context = torch.cat([context, commonest.view(1, 1)], dim=1)
 
 
@@ -105,7 +107,7 @@ def test_an_option_that_is_not_allowed_is_named_at_once(option, value):
 @pytest.mark.parametrize(
     "model", [tiny_model(dropout=0.1), tiny_model(cell="lstm", dropout=0.1)], ids=["txl", "lstm"]
 )
-def test_a_model_in_training_is_refused(model: nn.Module):
+def test_a_model_in_training_is_refused(model):
     model.train()
     with pytest.raises(RuntimeError, match="call eval"):
         list(generate(model, random_stream(1, 3), 3))
@@ -113,15 +115,12 @@ def test_a_model_in_training_is_refused(model: nn.Module):
 
 
 UNEQUAL: dict[str, dict[str, Any]] = {
-    **{
-        name: arm
-        for name, arm in STATEFUL.items()
-        if not {"ext_len", "n_tokens"} & arm.keys() and name != "no memory"
-    },
     "relative": {"mem_len": 400},
     "documents": {"mem_len": 30, "memory_reset": "document"},
     "sliding window": {"mem_len": 0},
 }
+for arm in (*ENCODINGS, "zeros", "clusters", "compressive", "lstm", "qrnn"):
+    UNEQUAL.setdefault(arm, STATEFUL[arm])
 
 
 def unequal(name: str) -> Any:
@@ -131,36 +130,20 @@ def unequal(name: str) -> Any:
 
 @pytest.mark.parametrize(("name", "top_k"), product_of(UNEQUAL, [1, 5]))
 def test_prompts_of_different_lengths_are_continued_as_each_is_alone(name, top_k):
-    model, stream = unequal(name), random_stream(1, 90)[0]
-    prompts, seeds = [stream[:7], stream[:1], stream, stream[50:57]], [4, 5, 6, 7]
+    model = unequal(name)
+    stream = random_stream(1, 90)[0]
+    prompts = [stream[:7], stream[:1], stream, stream[50:57]]
     options = {"top_k": top_k, "segment_len": 32}
-    together = drawn(model, prompts, 8, seed=seeds, **options)
-    for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-        assert torch.equal(
-            together[row : row + 1], drawn(model, prompt[None], 8, seed=seed, **options)
-        )
-    assert torch.equal(together, generate_all(model, prompts, 8, seed=seeds, **options))
-    assert top_k == 1 or len(set(map(tuple, together.tolist()))) > 1
-
-
-@pytest.mark.parametrize("name", ["absolute", "zeros"])
-def test_prompts_of_different_lengths_are_one_batch(name):
-    """Shorter prompts begin later: no call reads a segment for nothing, and every drawn token is one call."""
-    model, stream = CachedTransformerXL(unequal(name)), random_stream(1, 90)[0]
-    call, rows = CachedTransformerXL.__call__, []
-
-    def counted(self: Any, tokens_BT: Tensor, *arguments: Any, **options: Any) -> Any:
-        rows.append(tokens_BT.shape)
-        return call(self, tokens_BT, *arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CachedTransformerXL, "__call__", counted)
-        drawn(model, [stream[:7], stream, stream[:33]], 4, segment_len=32)
-    assert rows == [(1, 32), (2, 32), (3, 26), *[(3, 1)] * 3]
+    together = generate_all(model, prompts, 8, seed=[4, 5, 6, 7], **options)
+    for row, prompt in enumerate(prompts):
+        alone = drawn(model, prompt[None], 8, seed=4 + row, **options)
+        assert torch.equal(together[row], alone[0])
 
 
 def test_a_seed_or_a_generator_leaves_the_global_random_state_alone():
-    model, prompt, state = tiny_model(), random_stream(1, 5), torch.get_rng_state()
+    model = tiny_model()
+    prompt = random_stream(1, 5)
+    state = torch.get_rng_state()
     seeded, generated = (
         drawn(model, prompt, 20, seed=seed) for seed in (2, torch.Generator().manual_seed(2))
     )
@@ -172,24 +155,28 @@ class Reading:
     """A model that draws given tokens and keeps those that it reads."""
 
     def __init__(self, *tokens: int) -> None:
-        self.tokens, self.read = iter(tokens), []
+        self.tokens = iter(tokens)
+        self.read = []
 
-    def __call__(self, tokens_BT: Tensor, memory: Any = None) -> tuple[Tensor, None]:
+    def __call__(
+        self,
+        tokens_BT: Tensor,
+        memory: Any = None,
+    ) -> tuple[Tensor, None]:
         self.read += tokens_BT[0].tolist()
         return tokens_BT[..., None].float(), None
 
     def log_probabilities(self, hidden_BTD: Tensor) -> Tensor:
-        return (
-            torch.nn.functional.one_hot(torch.tensor([[next(self.tokens)]]), VOCABULARY)
-            .float()
-            .log()
-        )
+        log_probabilities_BTV = torch.full((1, 1, VOCABULARY), -torch.inf)
+        log_probabilities_BTV[..., next(self.tokens)] = 0.0
+        return log_probabilities_BTV
 
 
 @pytest.mark.parametrize("segment_len", [3, 64])
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_drawn_start_begins_a_document_and_in_closed_ones_the_second_of_two(segment_len, closed):
-    model, prompt = Reading(9, 9, 9, 5), torch.tensor([[9, 2, 3, 9, 9, 4, 9, ~9, 9]])
+    model = Reading(9, 9, 9, 5)
+    prompt = torch.tensor([[9, 2, 3, 9, 9, 4, 9, ~9, 9]])
     drawn(model, prompt, 4, segment_len=segment_len, document_start=9, closed_documents=closed)
     second = [9, 2, 3, 9, ~9, 4, 9, ~9, 9, ~9, 9, ~9]
     assert model.read == (second if closed else [~9 if token == 9 else token for token in second])

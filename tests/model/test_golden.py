@@ -17,12 +17,22 @@ CURVES = {
     "relative, dropout": {"dropout": 0.1, "attention_dropout": 0.1},
     "relative, pre-norm, untied biases": {"pre_norm": True, "untie_biases": True},
 }
-VOCABULARY, STREAMS, SEGMENT, STEPS = 13, 3, 8, 20
+VOCABULARY = 13
+STREAMS = 3
+SEGMENT = 8
+STEPS = 20
 
 
 def loss_curve(**options: object) -> list[float]:
     """Mean loss of every step of Adam on streams of arithmetic, the memory carried along."""
-    sizes = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "mem_len": 8}
+    sizes = {
+        "n_layer": 2,
+        "d_model": 16,
+        "n_head": 2,
+        "d_head": 8,
+        "d_inner": 32,
+        "mem_len": 8,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
         torch.set_default_dtype(
@@ -37,12 +47,11 @@ def loss_curve(**options: object) -> list[float]:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-5)
         time = torch.arange(STEPS * SEGMENT + 1)
         stream = torch.stack([(3 * time + 5 * b + time // 7) % VOCABULARY for b in range(STREAMS)])
-        memory, losses = None, []
+        memory = None
+        losses = []
         for start in range(0, STEPS * SEGMENT, SEGMENT):
-            tokens, targets = (
-                stream[:, start : start + SEGMENT],
-                stream[:, start + 1 : start + SEGMENT + 1],
-            )
+            tokens = stream[:, start : start + SEGMENT]
+            targets = stream[:, start + 1 : start + SEGMENT + 1]
             nll, memory = model.score(tokens, targets, memory)
             optimizer.zero_grad()
             nll.mean().backward()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.tiny_model import random_stream, tiny_model
+from tests.model.tiny_model import assert_close, random_stream, tiny_model
 from txl_lightning.evaluation.attention import AttentionInputs, attention_inputs
 from txl_lightning.model.attention import Attention
 
@@ -25,7 +25,8 @@ MODELS = {
 
 def caught(**options: object) -> list[tuple[Attention, AttentionInputs]]:
     """Inputs of the attentions in a second segment."""
-    model, stream = tiny_model(**options), random_stream(2, 8)
+    model = tiny_model(**options)
+    stream = random_stream(2, 8)
     with torch.no_grad():
         _, memory = model(stream[:, :5])
         seen, _ = attention_inputs(model, stream[:, 5:], memory)
@@ -36,7 +37,9 @@ def caught(**options: object) -> list[tuple[Attention, AttentionInputs]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_of_the_terms_add_up_to_what_forward_takes_the_softmax_of(name, monkeypatch):
     """Up to rounding, where the key is visible."""
-    seen, used, softmax = caught(**MODELS[name]), [], Tensor.softmax
+    seen = caught(**MODELS[name])
+    used = []
+    softmax = Tensor.softmax
 
     def kept(logits: Tensor, dim: int) -> Tensor:
         used.append(logits)
@@ -47,8 +50,8 @@ def test_logits_of_the_terms_add_up_to_what_forward_takes_the_softmax_of(name, m
         whole = attention.logits(*inputs)
         hidden = torch.isinf(inputs.visible.mask_TK).expand_as(whole)
         singles = [attention.logits(*inputs, terms=term) for term in attention.terms]
-        torch.testing.assert_close(sum(singles), whole, rtol=0, atol=1e-12)
+        assert_close(sum(singles), whole, 1e-12)
         for logits in (whole, *singles):
             assert torch.equal(torch.isinf(logits), hidden)
         attention(*inputs)
-        torch.testing.assert_close(whole, used.pop(), rtol=0, atol=1e-12)
+        assert_close(whole, used.pop(), 1e-12)

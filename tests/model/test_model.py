@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.tiny_model import SIZES, random_stream, tiny_model
+from tests.model.tiny_model import SIZES, assert_close, random_stream, tiny_model
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.model.layers import Dropout
 
@@ -32,17 +32,22 @@ def dropped(p: float, n_elements: int = 1_000_003) -> Tensor:
 def test_dropout_decides_neighbours_independently():
     kept = dropped(0.5)[:1_000_000].ne(0).double().view(-1, 4)
     error = 5 * 0.5 / len(kept) ** 0.5
-    torch.testing.assert_close(
-        kept.mean(0), torch.full((4,), 0.5, dtype=torch.float64), rtol=0, atol=error
+    assert_close(
+        kept.mean(0),
+        torch.full((4,), 0.5, dtype=torch.float64),
+        error,
     )
-    torch.testing.assert_close(
-        kept.T.cov(), 0.25 * torch.eye(4, dtype=torch.float64), rtol=0, atol=error
+    assert_close(
+        kept.T.cov(),
+        0.25 * torch.eye(4, dtype=torch.float64),
+        error,
     )
 
 
 @pytest.mark.parametrize(("p", "level"), [(1e-9, 1), (0.1, 6554), (0.9999999, 65535)])
 def test_dropout_scales_by_the_rate_it_really_has(p, level):
-    scale, output = 65536 / (65536 - level), dropped(p)
+    scale = 65536 / (65536 - level)
+    output = dropped(p)
     assert set(output.unique().tolist()) == {0.0, scale}
     expected = len(output) * level / 65536
     assert output.eq(0).sum().item() == pytest.approx(expected, abs=5 * (expected / scale) ** 0.5)
@@ -50,7 +55,10 @@ def test_dropout_scales_by_the_rate_it_really_has(p, level):
 
 def test_dropout_is_at_the_papers_sites():
     model = tiny_model(dropout=0.2, attention_dropout=0.3, mem_len=4, n_layer=2)
-    B, T, M, N = 2, 3, 4, 2
+    B = 2
+    T = 3
+    M = 4
+    N = 2
     D, H, d_inner = (SIZES[name] for name in ("d_model", "n_head", "d_inner"))
     sites = []
     for module in model.modules():

@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.model.tiny_model import EXACT, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import assert_close, random_stream, score_segments, tiny_model
 from txl_lightning import Memory
 from txl_lightning.model.baselines import RecurrentState
 from txl_lightning.variants.compressive import CompressiveMemory
@@ -20,84 +21,75 @@ architectures = st.fixed_dictionaries({"pre_norm": st.booleans(), "untie_biases"
 clamps = st.sampled_from([-1, 0, 1, 3])
 
 
-def stream_of(segments: list[int]) -> Tensor:
-    return random_stream(2, sum(segments) + 1)
+def scored(
+    model: Any,
+    segments: list[int],
+    static: bool = False,
+) -> tuple[Tensor, Memory]:
+    """Losses of two streams that are cut into these segments, and the last memory."""
+    stream = random_stream(2, sum(segments) + 1)
+    return score_segments(model, stream, segments, model.start_memory(2, static))
 
 
 @settings(max_examples=40)
-@given(
-    architecture=architectures,
-    clamp_len=clamps,
-    segments=cuts,
-    mem_len=st.none() | st.integers(1, 20),
-)
+@given(architectures, clamps, cuts, st.none() | st.integers(1, 20))
 def test_with_enough_memory_or_same_length_segments_do_not_matter(
     architecture, clamp_len, segments, mem_len
 ):
-    enough, same_length = mem_len is None, mem_len is not None
-    mem_len = sum(segments) if mem_len is None else mem_len
-    model = tiny_model(
-        mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, **architecture
-    )
-    whole, whole_memory = score_segments(model, stream_of(segments), [sum(segments)])
-    cut, cut_memory = score_segments(model, stream_of(segments), segments)
-    torch.testing.assert_close(cut, whole, **EXACT)
-    if enough:
-        torch.testing.assert_close(cut_memory.states, whole_memory.states, **EXACT)
+    lengths = {"mem_len": mem_len, "same_length": True}
+    if mem_len is None:
+        lengths = {"mem_len": sum(segments)}
+    model = tiny_model(clamp_len=clamp_len, **lengths, **architecture)
+    whole, whole_memory = scored(model, [sum(segments)])
+    cut, cut_memory = scored(model, segments)
+    assert_close(cut, whole)
+    if mem_len is None:
+        assert_close(cut_memory.states, whole_memory.states)
 
 
 @settings(max_examples=20)
-@given(
-    architecture=architectures, same_length=st.booleans(), segments=cuts, mem_len=st.integers(0, 12)
-)
+@given(architectures, st.booleans(), cuts, st.integers(0, 12))
 def test_a_static_memory_computes_what_a_growing_one_does(
     architecture, same_length, segments, mem_len
 ):
     model = tiny_model(mem_len=mem_len, same_length=same_length, **architecture)
-    slots = model.config.memory_slots
-    growing_nll, growing = score_segments(model, stream_of(segments), segments)
-    static_nll, static = score_segments(
-        model, stream_of(segments), segments, model.start_memory(2, static=True)
-    )
-    torch.testing.assert_close(static_nll, growing_nll, **EXACT)
-    assert (static.length, static.filled) == (slots, growing.filled)
-    torch.testing.assert_close(
-        static.states[:, :, slots - growing.length :], growing.states, **EXACT
-    )
+    growing_nll, growing = scored(model, segments)
+    static_nll, static = scored(model, segments, static=True)
+    assert_close(static_nll, growing_nll)
+    assert static.length == model.config.memory_slots
+    assert static.filled == growing.filled
+    assert_close(static.states[:, :, static.length - growing.length :], growing.states)
 
 
-@pytest.mark.parametrize(("n_layer", "reach"), [(1, 2), (4, 5), (6, 7)])
-def test_a_segment_sees_itself_and_as_many_segments_as_there_are_layers(n_layer, reach):
+@pytest.mark.parametrize("n_layer", [1, 4, 6])
+@torch.no_grad()
+def test_a_segment_sees_itself_and_as_many_segments_as_there_are_layers(n_layer):
     L = 3
-    model, stream = tiny_model(n_layer=n_layer, mem_len=L), random_stream(1, L * (n_layer + 2))
-    distances = torch.arange(
-        L + 1, reach * L + 2
-    )  # from the stream's end to the token that is changed
-    streams = stream.repeat(1 + len(distances), 1)
-    rows = torch.arange(1, len(streams))
-    streams[rows, -distances] = (streams[rows, -distances] + 1) % model.config.vocab_size
+    model = tiny_model(n_layer=n_layer, mem_len=L)
+    stream = random_stream(1, L * (n_layer + 2))
+    farthest = L * (n_layer + 1) + 1  # from the stream's end to the first token without effect
+    streams = stream.repeat(1 + farthest, 1)
+    for distance in range(L + 1, farthest + 1):
+        streams[distance, -distance] = (stream[0, -distance] + 1) % model.config.vocab_size
     memory = None
-    with torch.no_grad():
-        for tokens in streams.split(L, dim=1):
-            hidden, memory = model(tokens, memory)
-    change = (hidden[1:] - hidden[:1]).abs().amax(-1)  # of every output of the last segment
-    assert (change[:-1] > 1e-9).all()
-    assert change[-1].max() < 1e-12, "rows of one batch may round differently"
+    for tokens in streams.split(L, dim=1):
+        hidden, memory = model(tokens, memory)
+    change = (hidden - hidden[:1]).abs().amax(-1)  # of every output of the last segment
+    assert (change[L + 1 : farthest] > 1e-9).all()
+    assert change[farthest].max() < 1e-12, "rows of one batch may round differently"
 
 
 def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():
-    lengths, stream = (
-        {"mem_len": 7, "same_length": True, "clamp_len": 3, "memory_start": "zeros"},
-        random_stream(2, 17),
-    )
-    model, made = tiny_model(), tiny_model(**lengths)
-    config, view = model.config, model.with_lengths(**lengths)
+    lengths = {"mem_len": 7, "same_length": True, "clamp_len": 3, "memory_start": "zeros"}
+    model = tiny_model()
+    config = model.config
+    view = model.with_lengths(**lengths)
+    other = tiny_model(**lengths)
     assert model.config is config
-    assert view.config == made.config
-    assert all(
-        ours is theirs for ours, theirs in zip(view.parameters(), model.parameters(), strict=True)
-    )
-    assert torch.equal(score_segments(view, stream, 4)[0], score_segments(made, stream, 4)[0])
+    assert view.config == other.config
+    for ours, theirs in zip(view.parameters(), model.parameters(), strict=True):
+        assert ours is theirs
+    assert torch.equal(scored(view, [4, 5])[0], scored(other, [4, 5])[0])
 
 
 HIDDEN = torch.randn(2, 6, 3, 4)
@@ -114,16 +106,23 @@ STATES = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_streams_join_in_any_order_and_survive_a_file(name):
-    state, file = STATES[name], io.BytesIO()
+    state = STATES[name]
+    kind = type(state)
     parts = [state.streams(4, 6), state.streams(0, 1), state.streams(1, 4)]
-    assert [(part.first_column, part.batch_size) for part in parts] == [(14, 2), (10, 1), (11, 3)]
-    torch.save(type(state).join(parts).to("cpu").state_dict(), file)
+    assert [part.first_column for part in parts] == [14, 10, 11]
+    file = io.BytesIO()
+    torch.save(kind.join(parts).to("cpu").state_dict(), file)
     file.seek(0)
-    again = type(state).from_state_dict(torch.load(file, weights_only=True)).state_dict()
-    torch.testing.assert_close(again, state.state_dict(), rtol=0, atol=0)
-    for bounds in ([(0, 2), (3, 6)], [(0, 3), (2, 6)]):  # a gap, an overlap
+    again = kind.from_state_dict(torch.load(file, weights_only=True))
+    assert_close(again.state_dict(), state.state_dict(), 0)
+    gap = [state.streams(0, 2), state.streams(3, 6)]
+    overlap = [state.streams(0, 3), state.streams(2, 6)]
+    for bad in (gap, overlap):
         with pytest.raises(ValueError, match="do not join"):
-            type(state).join([state.streams(*pair) for pair in bounds])
-    if name == "memory":
-        with pytest.raises(ValueError, match="do not join"):
-            Memory.join([state.streams(0, 1), replace(state, filled=3, first_column=11)])
+            kind.join(bad)
+
+
+def test_memories_that_are_filled_differently_do_not_join():
+    state = STATES["memory"]
+    with pytest.raises(ValueError, match="do not join"):
+        Memory.join([state.streams(0, 1), replace(state, filled=3, first_column=11)])

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tests.model.tiny_model import EXACT
+from tests.model.tiny_model import EXACT, assert_close
 from txl_lightning import Memory, TransformerXL
 from txl_lightning.model.checkpoints import (
     from_huggingface,
@@ -77,10 +77,21 @@ class Reference:
         """Losses of every segment and the memory after it."""
         results: list[tuple[Tensor, Memory]] = []
         for tokens, targets in self.segments():
-            results.append(model.score(tokens, targets, results[-1][1] if results else None))
+            results.append(
+                model.score(
+                    tokens,
+                    targets,
+                    results[-1][1] if results else None,
+                )
+            )
         return results
 
-    def assert_states(self, segment: int, memory: Memory, close: dict[str, float]) -> None:
+    def assert_states(
+        self,
+        segment: int,
+        memory: Memory,
+        close: dict[str, float],
+    ) -> None:
         """The memory after a segment holds the states that the other implementation kept."""
         expected = self.under(f"memory/{segment}/")
         assert len(expected) == (self.config["n_layer"] if self.config["mem_len"] else 0)
@@ -100,13 +111,14 @@ def reference(request: pytest.FixtureRequest) -> Reference:
 
 def test_losses_and_memory_of_every_segment(reference):
     for i, (nll, memory) in enumerate(reference.scored(reference.model())):
-        torch.testing.assert_close(nll, reference.tensors[f"nll/{i}"], **EXACT)
+        assert_close(nll, reference.tensors[f"nll/{i}"])
         reference.assert_states(i, memory, EXACT)
 
 
 @pytest.mark.parametrize("reference", ORIGINAL, indirect=True, ids=stem)
 def test_gradients_of_every_parameter_in_the_last_segment(reference):
-    model, expected = reference.model(), reference.under("grad/")
+    model = reference.model()
+    expected = reference.under("grad/")
     reference.scored(model)[-1][0].mean().backward()
     ours = reference.converted_back(with_gradients_as_weights(model))
     assert_gradients(ours, expected, learned_alone(reference.weights), EXACT)
@@ -129,7 +141,7 @@ def test_weights_convert_back_to_the_same_bits(reference):
     assert converted.keys() == reference.weights.keys()
     for name, weight in reference.weights.items():
         if name.endswith(COMPUTED):
-            torch.testing.assert_close(converted[name], weight, **EXACT)
+            assert_close(converted[name], weight)
         else:
             assert torch.equal(converted[name], weight), name
 

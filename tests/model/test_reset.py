@@ -8,13 +8,21 @@ import torch
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import CACHEABLE, EXACT, STATEFUL, random_stream, tiny_model
+from tests.model.tiny_model import (
+    CACHEABLE,
+    STATEFUL,
+    assert_close,
+    random_stream,
+    tiny_model,
+)
 from txl_lightning import CachedTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.variants.compressive import CompressiveTransformerXL
 from txl_lightning.variants.memory_tokens import MemoryTokensTransformerXL
 
-B, T, N = 3, 4, 6
+B = 3
+T = 4
+N = 6
 DONE: list[list[int]] = [
     [],
     [1],
@@ -42,7 +50,8 @@ def done_before(segment: int) -> Tensor:
 
 def hidden_of(model: Any, stream: Tensor, static: bool, resets: bool) -> Tensor:
     """Hidden states of all segments, with the resets of DONE or without any."""
-    hidden, memory = [], model.start_memory(B, **({"static": True} if static else {}))
+    hidden = []
+    memory = model.start_memory(B, **({"static": True} if static else {}))
     for n, tokens in enumerate(stream.split(T, dim=1)):
         memory = memory.reset(done_before(n)) if resets else memory
         hidden_BTD, memory = model(tokens, memory)
@@ -50,72 +59,62 @@ def hidden_of(model: Any, stream: Tensor, static: bool, resets: bool) -> Tensor:
     return torch.cat(hidden, dim=1)
 
 
+def alone_in_episodes(model: Any, stream: Tensor, row: int) -> Tensor:
+    """Hidden states of one stream, each of whose episodes begins without a memory."""
+    hidden = []
+    memory = None
+    for n, tokens in enumerate(stream[row : row + 1].split(T, dim=1)):
+        if row in DONE[n]:
+            memory = None
+        hidden_BTD, memory = model(tokens, memory)
+        hidden.append(hidden_BTD)
+    return torch.cat(hidden, dim=1)[0]
+
+
 @pytest.mark.parametrize(("arm", "mode"), product_of(ARMS, ["model", "static", "cached"]))
-def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(
-    arm: str, mode: str
-) -> None:
-    model, stream = tiny_model(**ARMS[arm]), random_stream(B, N * T)
-    scorer = CachedTransformerXL(model) if mode == "cached" and arm in CACHEABLE else model
-    with torch.no_grad():
-        together, without = (
-            hidden_of(scorer, stream, mode == "static", resets) for resets in (True, False)
-        )
-        for row, first_reset in enumerate(
-            (2, 1, 4)
-        ):  # until then the resets of other streams change nothing
-            torch.testing.assert_close(
-                without[row, : first_reset * T], together[row, : first_reset * T], **EXACT
-            )
-            starts = [n for n in range(N) if n == 0 or row in DONE[n]]
-            for first, stop in zip(starts, [*starts[1:], N], strict=True):
-                alone, own = [], None
-                for tokens in stream[row : row + 1, first * T : stop * T].split(T, dim=1):
-                    hidden, own = model(tokens, own)
-                    alone.append(hidden)
-                torch.testing.assert_close(
-                    together[row, first * T : stop * T], torch.cat(alone, dim=1)[0], **EXACT
-                )
-
-
-def test_gradients_of_an_episode_reach_the_first_memory_tokens_but_not_what_was_before() -> None:
-    model, stream = tiny_model(**TOKENS), random_stream(2, 2 * T)
-    _, memory = model(stream[:, :T])
-    before = memory.tokens_nBD.requires_grad_()
-    hidden, _ = model(stream[:, T:], memory.reset(torch.tensor([False, True])))
-    hidden[1].square().sum().backward()
-    assert model.memory_tokens.initial.grad.abs().sum() > 0
-    assert before.grad[:, 1].abs().sum() == 0
+@torch.no_grad()
+def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(arm, mode):
+    model = tiny_model(**ARMS[arm])
+    stream = random_stream(B, N * T)
+    scorer = model
+    if mode == "cached" and arm in CACHEABLE:
+        scorer = CachedTransformerXL(model)
+    together = hidden_of(scorer, stream, mode == "static", resets=True)
+    without = hidden_of(scorer, stream, mode == "static", resets=False)
+    for row, first_reset in enumerate((2, 1, 4)):
+        assert_close(together[row], alone_in_episodes(model, stream, row))
+        # Until then the resets of other streams change nothing.
+        n_equal = first_reset * T
+        assert_close(without[row, :n_equal], together[row, :n_equal])
 
 
 @pytest.mark.parametrize("arm", ["relative", "zeros", "memory tokens and states", "lstm"])
-def test_a_reset_survives_a_file_and_streams_of_which_one_had_none(arm: str) -> None:
-    model, stream = tiny_model(**ARMS[arm]), random_stream(B, 3 * T)
+def test_a_reset_survives_a_file_and_streams_of_which_one_had_none(arm):
+    model = tiny_model(**ARMS[arm])
+    stream = random_stream(B, 2 * T)
     done = torch.tensor([True, False, False])
     _, memory = model(stream[:, :T])
-    _, memory = model(stream[:, T : 2 * T], memory)
-    expected, _ = model(stream[:, 2 * T :], memory.reset(done))
-    parts = [memory.streams(0, 1).reset(done[:1]), memory.streams(1, 3)]
-    joined, file = type(memory).join(parts), io.BytesIO()
+    expected, _ = model(stream[:, T:], memory.reset(done))
+    joined = type(memory).join([memory.streams(0, 1).reset(done[:1]), memory.streams(1, 3)])
+    file = io.BytesIO()
     torch.save(joined.state_dict(), file)
     file.seek(0)
     restored = type(memory).from_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(model(stream[:, 2 * T :], restored)[0], expected)
+    assert torch.equal(model(stream[:, T:], restored)[0], expected)
 
 
-def test_resets_add_up_and_a_reset_of_none_changes_nothing() -> None:
-    model, stream = tiny_model(mem_len=6), random_stream(B, 2 * T)
-    _, memory = model(stream[:, :T])
-    twice = memory.reset(torch.tensor([True, False, False])).reset(
-        torch.tensor([False, True, False])
-    )
-    assert twice.in_document_B.tolist() == [-1, -1, 4]
-    none = memory.reset(torch.tensor([False] * B))
-    assert torch.equal(model(stream[:, T:], none)[0], model(stream[:, T:], memory)[0])
+def test_resets_add_up():
+    model = tiny_model(mem_len=6)
+    _, memory = model(random_stream(B, T))
+    first = memory.reset(torch.tensor([True, False, False]))
+    second = first.reset(torch.tensor([False, True, False]))
+    assert second.in_document_B.tolist() == [-1, -1, 4]
     assert memory.in_document_B is None
 
 
-def test_what_cannot_be_reset_is_refused_in_one_line() -> None:
-    stream, done = random_stream(B, 2 * T), torch.tensor([True, False, False])
+def test_what_cannot_be_reset_is_refused_in_one_line():
+    stream = random_stream(B, 2 * T)
+    done = torch.tensor([True, False, False])
     model = tiny_model(CompressiveTransformerXL, mem_len=4, compressed_len=2, rate=2)
     _, memory = model(stream[:, :T])
     with pytest.raises(
@@ -131,15 +130,3 @@ def test_what_cannot_be_reset_is_refused_in_one_line() -> None:
     for scorer in (tiny_model(), tiny_model(cell="lstm"), CachedTransformerXL(tiny_model())):
         with pytest.raises(ValueError, match=r"^done_B of shape \(2,\) given for 3 streams$"):
             scorer.start_memory(B).reset(done[:2])
-
-
-def test_a_document_that_begins_in_a_segment_ends_an_episode_too() -> None:
-    model, stream = tiny_model(mem_len=9, memory_reset="document"), random_stream(B, 2 * T)
-    _, memory = model(stream[:, :T])
-    marked = stream[:, T:].clone()
-    marked[:, 2] = ~marked[:, 2]
-    reset = memory.reset(torch.tensor([True, False, False]))
-    hidden, _ = model(marked, reset)
-    alone, _ = model(marked[:1])
-    torch.testing.assert_close(hidden[0], alone[0], **EXACT)
-    assert torch.equal(hidden[1:], model(marked, memory)[0][1:])

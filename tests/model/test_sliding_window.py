@@ -3,39 +3,34 @@
 import pytest
 import torch
 
-from tests.model.tiny_model import random_stream, tiny_model
+from tests.model.tiny_model import assert_close, random_stream, tiny_model
 from txl_lightning.errors import OptionError
-from txl_lightning.model import SlidingWindow, generate
+from txl_lightning.model import SlidingWindow
 
 
 @pytest.mark.parametrize(
     "encoding", ["relative", "shaw", "absolute", "al_rfou", "alibi", "none", "rope"]
 )
-def test_the_last_loss_of_every_window(encoding: str) -> None:
-    model = tiny_model(encoding=encoding, table_len=9, mem_len=4, d_head=4)
-    stream, window = random_stream(2, 12), SlidingWindow(model, 5)
-    nll, seen = window.score(stream[:, :7], stream[:, 1:8])
-    more, seen = window.score(stream[:, 7:11], stream[:, 8:12], seen)
+def test_the_last_loss_of_every_window(encoding):
+    model = tiny_model(encoding=encoding, table_len=9, mem_len=0, d_head=4)
+    stream = random_stream(2, 12)
+    window = SlidingWindow(model, 5)
+    first, seen = window.score(stream[:, :7], stream[:, 1:8])
+    second, seen = window.score(
+        stream[:, 7:11],
+        stream[:, 8:12],
+        seen,
+    )
     assert torch.equal(seen, stream[:, 6:11])
-    bare = model.with_lengths(mem_len=0)
-    for t, loss in enumerate(torch.cat([nll, more], dim=1).unbind(1)):
-        tokens, target = stream[:, max(0, t - 4) : t + 1], stream[:, t + 1 : t + 2]
-        torch.testing.assert_close(loss, bare.score(tokens, target)[0][:, 0])
-    assert model.config.mem_len == 4
+    losses = torch.cat([first, second], dim=1)
+    for t in range(11):
+        tokens = stream[:, max(0, t - 4) : t + 1]
+        alone, _ = model.score(tokens, stream[:, t + 1 : t + 2])
+        assert_close(losses[:, t : t + 1], alone)
 
 
-def test_what_cannot_be_scored_is_refused() -> None:
+def test_what_cannot_be_scored_is_refused():
     with pytest.raises(OptionError, match="attention_len=0: must be"):
         SlidingWindow(tiny_model(), 0)
     with pytest.raises(ValueError, match="2 tokens cannot predict 3 targets"):
         SlidingWindow(tiny_model(), 4).score(random_stream(1, 2), random_stream(1, 3))
-
-
-def test_tokens_are_drawn_from_the_window() -> None:
-    model, context = tiny_model(encoding="absolute", mem_len=0), random_stream(1, 9)
-    tokens = torch.stack(list(generate(SlidingWindow(model, 4), context, 6, top_k=1)), dim=1)
-    for position in range(6):
-        with torch.no_grad():
-            likeliest = model.log_probabilities(model(context[:, -4:])[0])[:, -1].argmax(-1)
-        assert torch.equal(tokens[:, position], likeliest)
-        context = torch.cat([context, likeliest[:, None]], dim=1)

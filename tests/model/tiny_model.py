@@ -78,6 +78,11 @@ def tiny_model(model_class: type[TransformerXL] = TransformerXL, **options: obje
     return model
 
 
+def assert_close(actual: Any, expected: Any, tolerance: float = 1e-9) -> None:
+    """Compare two results in float64: tensors, or collections of them."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
 def random_stream(n_streams: int, length: int, vocab_size: int = VOCABULARY) -> Tensor:
     """Tokens [B, time]."""
     return torch.randint(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.model.tiny_model import random_stream, tiny_model
+from tests.model.tiny_model import assert_close, random_stream, tiny_model
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 from txl_lightning.variants.forget_gate import ForgetGateConfig, ForgetGateTransformerXL
@@ -11,47 +11,46 @@ from txl_lightning.variants.forget_gate import ForgetGateConfig, ForgetGateTrans
 
 @pytest.mark.parametrize("options", [{}, {"encoding": "none", "terms": ""}], ids=str)
 def test_the_scores_gain_the_logarithms_of_the_gates_of_all_tokens_after_the_key(options):
-    T, M = 4, 3
+    T = 4
+    M = 3
     model = tiny_model(ForgetGateTransformerXL, **options)
-    attention, states = (
-        model.layers[0].attention,
-        torch.randn(2, M + T, 8, dtype=torch.float64).requires_grad_(),
-    )
-    memory, hidden = states[:, :M], states[:, M:]
+    attention = model.layers[0].attention
+    states = torch.randn(2, M + T, 8, dtype=torch.float64, requires_grad=True)
+    memory, hidden = states.split([M, T], dim=1)
     positions = model.encoding.positions(M + T, -1, hidden)[0]
     visible = VisibleKeys(attention_mask(T, M, M, None, hidden))
+    gates_BKH = (states @ attention.forget.weight.T + attention.forget.bias).sigmoid()
+    log_f = gates_BKH.log().permute(2, 0, 1)
     scores = Attention.logits(attention, hidden, memory, positions, visible)
-    log_f = (
-        (states @ attention.forget.weight.T + attention.forget.bias).sigmoid().log()
-    )  # B × K × H
-    added = [
-        torch.stack([log_f[:, j + 1 : M + i + 1].sum(dim=1) for j in range(M + T)], dim=-1)
-        for i in range(T)
-    ]
-    probabilities = (scores + torch.stack(added).permute(2, 1, 0, 3)).softmax(
-        dim=-1
-    )  # added: T × B × H × K
-    naive = attention.combine_heads(probabilities @ attention.project(hidden, memory)[1][-1])
+    rows = []
+    for i in range(T):
+        added = []
+        for j in range(M + T):
+            added.append(log_f[..., j + 1 : M + i + 1].sum(dim=-1))
+        rows.append(scores[:, :, i] + torch.stack(added, dim=-1))
+    probabilities = torch.stack(rows, dim=2).softmax(dim=-1)
+    _, kv = attention.project(hidden, memory)
+    naive = attention.combine_heads(probabilities @ kv[-1])
     ours = attention(hidden, memory, positions, visible)
-    torch.testing.assert_close(ours, naive, rtol=1e-10, atol=1e-10)
-    inputs, cotangent = [states, *attention.parameters()], torch.randn_like(naive)
-    found, expected = (
-        torch.autograd.grad(y, inputs, cotangent, retain_graph=True) for y in (ours, naive)
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert_close(ours, naive, 1e-10)
+    inputs = [states, *attention.parameters()]
+    cotangent = torch.randn_like(naive)
+    gradients = torch.autograd.grad(ours, inputs, cotangent, retain_graph=True)
+    expected = torch.autograd.grad(naive, inputs, cotangent)
+    torch.testing.assert_close(gradients, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_heads_start_to_forget_over_one_token_to_the_longest_in_geometric_steps():
-    longest = 27
-    model = ForgetGateTransformerXL(
-        ForgetGateConfig(9, n_layer=2, d_model=8, n_head=4, d_head=2, forget_len=longest)
+    sizes = {"n_layer": 1, "d_model": 8, "n_head": 4, "d_head": 2}
+    model = ForgetGateTransformerXL(ForgetGateConfig(9, **sizes, forget_len=27))
+    gates = model.layers[0].attention.forget.bias.sigmoid()
+    expected = torch.tensor([1.0, 3.0, 9.0, 27.0])
+    torch.testing.assert_close(
+        -1 / gates.log(),
+        expected,
+        rtol=1e-4,
+        atol=0,
     )
-    for layer in model.layers:
-        lengths = -1 / layer.attention.forget.bias.double().sigmoid().log()
-        expected = torch.tensor(
-            [1.0, longest ** (1 / 3), longest ** (2 / 3), longest], dtype=torch.float64
-        )
-        torch.testing.assert_close(lengths, expected, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("grad", [True, False])

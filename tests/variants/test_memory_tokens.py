@@ -13,11 +13,18 @@ from torch import Tensor
 
 from tests.covering import product_of
 from tests.model.test_reference import Reference, assert_gradients, learned_alone
-from tests.model.tiny_model import ENCODINGS, EXACT, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import (
+    ENCODINGS,
+    assert_close,
+    random_stream,
+    score_segments,
+    tiny_model,
+)
 from txl_lightning.model import attention
 from txl_lightning.model.checkpoints.names import named_views
 from txl_lightning.model.positions import sinusoid
 from txl_lightning.variants.memory_tokens import (
+    MemoryTokensConfig,
     MemoryTokensTransformerXL,
     TokenMemory,
     from_original,
@@ -43,7 +50,11 @@ def close(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cl
     if request.param == "float64":
         return {"rtol": 0, "atol": 5e-8}
     exact = attention.scores
-    monkeypatch.setattr(attention, "scores", lambda *args: exact(*args).float().double())
+    monkeypatch.setattr(
+        attention,
+        "scores",
+        lambda *args: exact(*args).float().double(),
+    )
     return {"rtol": 0, "atol": 1e-12}
 
 
@@ -51,158 +62,175 @@ def scored(
     reference: Reference, model: Any, keeps_gradient: bool = False
 ) -> list[tuple[Tensor, TokenMemory]]:
     """Losses of every segment and the memory after it."""
-    memory, results = replace(model.start_memory(2), keeps_gradient=keeps_gradient), []
+    memory = replace(model.start_memory(2), keeps_gradient=keeps_gradient)
+    results = []
     for tokens, targets in reference.segments():
         nll, memory = model.score(tokens, targets, memory)
         results.append((nll, memory))
-        memory = replace(
-            memory, states=memory.states.detach()
-        )  # in their code states never carry a gradient
+        # In their code states never carry a gradient.
+        memory = replace(memory, states=memory.states.detach())
     return results
 
 
-def test_losses_memory_tokens_and_states_are_those_of_the_authors(
-    reference: Reference, close: Close
-) -> None:
-    for i, (nll, memory) in enumerate(
-        scored(reference, from_original(reference.weights, reference.config))
-    ):
-        torch.testing.assert_close(nll, reference.tensors[f"nll/{i}"], **close)
+def test_losses_memory_tokens_and_states_are_those_of_the_authors(reference, close):
+    model = from_original(reference.weights, reference.config)
+    for i, (nll, memory) in enumerate(scored(reference, model)):
+        tokens_BnD = memory.tokens_nBD.transpose(0, 1)
         torch.testing.assert_close(
-            memory.tokens_nBD.transpose(0, 1), reference.tensors[f"memory_tokens/{i}"], **close
+            nll,
+            reference.tensors[f"nll/{i}"],
+            **close,
+        )
+        torch.testing.assert_close(
+            tokens_BnD,
+            reference.tensors[f"memory_tokens/{i}"],
+            **close,
         )
         reference.assert_states(i, memory, close)
 
 
 @pytest.mark.parametrize("through", [False, True], ids=["last segment", "all segments"])
-def test_gradients_of_parameters_are_those_of_the_authors(
-    reference: Reference, close: Close, through: bool
-) -> None:
+def test_gradients_of_parameters_are_those_of_the_authors(reference, close, through):
     model = from_original(reference.weights, reference.config)
-    expected = reference.under("grad_through/" if through else "grad_last/")
     nll, memory = scored(reference, model, keeps_gradient=through)[-1]
     assert memory.tokens_nBD.requires_grad is through
     nll.mean().backward()
-    ours = {"mem_tokens": model.memory_tokens.initial.grad[:, None]}
-    gradients = {
-        name: torch.zeros_like(p) if p.grad is None else p.grad
-        for name, p in model.named_parameters()
-    }
-    ours |= {
-        name: view
-        for names, view in named_views(gradients, model.config, "original")
-        for name in names
-    }
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        gradients[name] = parameter.grad
+        if parameter.grad is None:
+            gradients[name] = torch.zeros_like(parameter)
+    ours = {"mem_tokens": gradients["memory_tokens.initial"][:, None]}
+    for names, view in named_views(gradients, model.config, "original"):
+        for name in names:
+            ours[name] = view
+    prefix = "grad_through/" if through else "grad_last/"
+    expected = reference.under(prefix)
     assert ("mem_tokens" in expected) is through
     assert_gradients(ours, expected, {"mem_tokens", *learned_alone(reference.weights)}, close)
 
 
+def sees(
+    i: int,
+    j: int,
+    M: int,
+    T: int,
+    config: MemoryTokensConfig,
+) -> bool:
+    """Whether place i of a row [z ∘ T tokens ∘ z] attends to key j, of M states and the row."""
+    n = config.n_tokens
+    if n <= i < n + T:
+        return j <= M + i
+    if j < M:
+        return config.tokens_see_states
+    return i >= n or j < M + n
+
+
+def naive_heads(
+    attention: Any,
+    bias: Any,
+    keys_KD: Tensor,
+    T: int,
+    Q: int,
+    config: Any,
+) -> Tensor:
+    """Heads of the last Q keys of one stream, pair by pair."""
+    K = len(keys_KD)
+    q, k, v = attention.qkv(keys_KD).unflatten(-1, (3, 2, 3)).unbind(1)
+    q = q[K - Q :]
+    r = attention.position(sinusoid(torch.arange(K).double(), 8)).unflatten(-1, (2, 3))
+    heads = []
+    for i in range(Q):
+        logits_HK = torch.full((2, K), -torch.inf, dtype=torch.float64)
+        for j in range(K):
+            distance = K - Q + i - j
+            position_H = torch.zeros(2)  # of the next key
+            if distance >= 0:
+                position_H = ((q[i] + bias.v[0]) * r[distance]).sum(-1)
+            elif distance <= -2 and i + 1 < Q:
+                position_H = ((q[i + 1] + bias.v[0]) * r[K + distance + 1]).sum(-1)
+            content_H = ((q[i] + bias.u[0]) * k[j]).sum(-1)
+            if sees(i, j, K - Q, T, config):
+                logits_HK[:, j] = (content_H + position_H) / 3**0.5
+        heads.append(torch.einsum("hk,khe->he", logits_HK.softmax(-1), v))
+    return torch.stack(heads).flatten(1)
+
+
 def naive(
-    model: MemoryTokensTransformerXL, tokens_T: Tensor, memory: TokenMemory, b: int
+    model: Any,
+    tokens_T: Tensor,
+    memory: TokenMemory,
+    b: int,
 ) -> tuple[Tensor, Tensor]:
-    """Hidden states of one stream and the memory tokens that it writes, pair by pair."""
-    config, layers = model.config, list[Any](model.layers)
-    n, T, M, scale = config.n_tokens, len(tokens_T), memory.length, config.d_head**-0.5
+    """Hidden states of one stream and the memory tokens that it writes."""
+    config = model.config
+    n = config.n_tokens
+    T = len(tokens_T)
     z_nD = memory.tokens_nBD[:, b]
-    hidden = torch.cat(
-        [z_nD, model.embedding(tokens_T[None])[0], *([z_nD] if config.write_tokens else [])]
-    )
-    Q, K = len(hidden), M + len(hidden)
-
-    def sees(i: int, j: int) -> bool:
-        if i < n:
-            return M <= j < M + n or (j < M and config.tokens_see_states)
-        return j <= M + i if i < n + T else j >= M or config.tokens_see_states
-
-    for number, layer in enumerate(layers):
-        attention, heads = layer.attention, (config.n_head, config.d_head)
-        keys = torch.cat([memory.states[number, b], hidden])
-        q, _, _ = attention.qkv(hidden).unflatten(-1, (3, *heads)).unbind(1)
-        _, k, v = attention.qkv(keys).unflatten(-1, (3, *heads)).unbind(1)
-        r = attention.position(sinusoid(torch.arange(K).double(), config.d_model)).unflatten(
-            -1, heads
-        )
-        u, w = model.encoding.u[0], model.encoding.v[0]
-        attended = torch.zeros(Q, *heads, dtype=torch.float64)
-        for h in range(config.n_head):
-            for i in range(Q):
-                logits = torch.full((K,), -torch.inf, dtype=torch.float64)
-                for j in filter(lambda j, i=i: sees(i, j), range(K)):
-                    distance = M + i - j
-                    position = torch.tensor(0.0)  # of the next key
-                    if distance >= 0:
-                        position = (q[i, h] + w[h]) @ r[distance, h]
-                    elif distance <= -2:
-                        position = (q[i + 1, h] + w[h]) @ r[K + distance + 1, h]
-                    logits[j] = ((q[i, h] + u[h]) @ k[j, h] + position) * scale
-                attended[i, h] = logits.softmax(0) @ v[:, h]
-        hidden = layer.after_attention(hidden[None], attention.output(attended.flatten(1))[None])[0]
-    return hidden[n : n + T], hidden[n + T :] if config.write_tokens else hidden[:n]
+    row = [z_nD, model.embedding(tokens_T)]
+    if config.write_tokens:
+        row.append(z_nD)
+    hidden = torch.cat(row)
+    for N, layer in enumerate(model.layers):
+        keys_KD = torch.cat([memory.states[N, b], hidden])
+        heads = naive_heads(layer.attention, model.encoding, keys_KD, T, len(hidden), config)
+        hidden = layer.after_attention(hidden, layer.attention.output(heads))
+    if config.write_tokens:
+        return hidden[n : n + T], hidden[n + T :]
+    return hidden[n:], hidden[:n]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("n", "mem_len", "writes", "see_states"), product_of([1, 4], [0, 7], *[[True, False]] * 2)
+    ("n", "mem_len", "writes", "see_states"),
+    product_of([1, 4], [0, 7], [True, False], [True, False]),
 )
-def test_segments_equal_loops_over_all_pairs(
-    n: int, mem_len: int, writes: bool, see_states: bool
-) -> None:
-    model = tokens_model(
-        n_tokens=n, mem_len=mem_len, write_tokens=writes, tokens_see_states=see_states
-    )
+def test_segments_equal_loops_over_all_pairs(n, mem_len, writes, see_states):
+    options = {"write_tokens": writes, "tokens_see_states": see_states}
+    model = tokens_model(n_tokens=n, mem_len=mem_len, **options)
     memory = model.start_memory(2)
     for tokens in random_stream(2, 9).split([4, 3, 2], dim=1):
         hidden, after = model(tokens, memory)
         for b in range(2):
             expected, written = naive(model, tokens[b], memory, b)
-            torch.testing.assert_close(hidden[b], expected, **EXACT)
-            torch.testing.assert_close(after.tokens_nBD[:, b], written, **EXACT)
-        (last, same), (some, _) = (
-            model(tokens, memory, n_last=2),
-            model(tokens, memory, places_Q=torch.tensor([1, 0])),
-        )
-        torch.testing.assert_close((last, some), (hidden[:, -2:], hidden[:, [1, 0]]), **EXACT)
-        torch.testing.assert_close(same.tokens_nBD, after.tokens_nBD, **EXACT)
+            assert_close(hidden[b], expected)
+            assert_close(after.tokens_nBD[:, b], written)
+        last, same = model(tokens, memory, n_last=2)
+        some, _ = model(tokens, memory, places_Q=torch.tensor([1, 0]))
+        assert_close((last, some), (hidden[:, -2:], hidden[:, [1, 0]]))
+        assert_close(same.tokens_nBD, after.tokens_nBD)
         memory = after
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(encoding: str) -> None:
-    model, stream = (
-        tokens_model(**{**ENCODINGS[encoding], "n_tokens": 3, "mem_len": 0}),
-        random_stream(1, 12),
-    )
-    changed = stream.repeat(3, 1)
-    changed[1, 0] = (changed[1, 0] + 1) % 11  # in the first segment
-    changed[2, 10] = (changed[2, 10] + 1) % 11  # in the last
+def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(encoding):
+    model = tokens_model(**ENCODINGS[encoding], n_tokens=3, mem_len=0)
+    streams = random_stream(1, 12).repeat(3, 1)
+    streams[1, 0] = (streams[1, 0] + 1) % 11  # in the first segment
+    streams[2, 10] = (streams[2, 10] + 1) % 11  # in the last
     memory = None
-    for tokens in changed.split(4, dim=1):
+    for tokens in streams.split(4, dim=1):
         hidden, memory = model(tokens, memory)
-    difference = (hidden[1:] - hidden[:1]).abs().amax(-1)
-    assert (difference[0] > 1e-9).all()
-    assert (difference[1] > 1e-9).tolist() == [False, False, True, True]
+    is_changed = (hidden - hidden[:1]).abs().amax(-1) > 1e-9
+    assert is_changed[1].all()
+    assert is_changed[2].tolist() == [False, False, True, True]
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"write_tokens": False, "encoding": "rope", "d_head": 4}], ids=str
 )
-def test_long_segments_on_the_cpu_equal_the_fused_kernel(
-    options: dict[str, Any], monkeypatch: Any
-) -> None:
+def test_long_segments_on_the_cpu_equal_the_fused_kernel(options, monkeypatch):
     """Blocks of queries would hide the later keys that memory tokens see."""
-    stream, found = random_stream(2, 301), []
+    stream = random_stream(2, 301)
+    results = []
     for on_cpu in (True, False):
         monkeypatch.setattr(attention, "is_eager_on_cpu", lambda tensor, on_cpu=on_cpu: on_cpu)
         model = tokens_model(n_tokens=70, mem_len=5, **options)
         losses, _ = score_segments(model, stream, 150)
         losses.mean().backward()
         with torch.no_grad():
-            found.append(
-                [
-                    score_segments(model, stream, 150)[0],
-                    losses,
-                    *(p.grad for p in model.parameters()),
-                ]
-            )
-    torch.testing.assert_close(*found, **EXACT)
+            without_gradient, _ = score_segments(model, stream, 150)
+        gradients = [parameter.grad for parameter in model.parameters()]
+        results.append([losses, without_gradient, *gradients])
+    assert_close(results[0], results[1])

@@ -1,6 +1,5 @@
 """A variant is one file outside the package, as docs/house.md has it."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from txl_lightning.training.run import train
 
 
 @pytest.mark.usefixtures("no_guests")
-def test_a_variant_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_is_one_file(tmp_path, monkeypatch):
     (code,) = (code for code in blocks(ROOT / "docs/house.md", "python") if "ToyConfig" in code)
     (tmp_path / "toy.py").write_text(code)
     monkeypatch.setenv("TXL_GUESTS", str(tmp_path / "toy.py"))
@@ -40,7 +39,7 @@ def test_a_variant_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         train(config, tmp_path / "second")
 
 
-def test_a_subclass_without_options_does_not_take_the_cores_place(tmp_path: Path) -> None:
+def test_a_subclass_without_options_does_not_take_the_cores_place(tmp_path):
     class Unregistered(TransformerXL):
         pass
 
@@ -48,7 +47,7 @@ def test_a_subclass_without_options_does_not_take_the_cores_place(tmp_path: Path
     assert can_cache(tiny_model(Unregistered))
 
 
-def test_a_model_with_another_forward_is_not_cached() -> None:
+def test_a_model_with_another_forward_is_not_cached():
     class Layer(TransformerXLLayer):
         def forward(self, *args: Any, **options: Any) -> Any:
             return super().forward(*args, **options)

@@ -1,7 +1,6 @@
 """Every variant composes, trains with memory and without, resumes bit for bit, and has the same losses on two ranks."""
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,12 +46,12 @@ class Deep(TransformerXLConfig):
     n_layer: int = 3
 
 
-def test_a_variant_with_another_default_keeps_the_rules_of_the_option() -> None:
+def test_a_variant_with_another_default_keeps_the_rules_of_the_option():
     with pytest.raises(OptionError, match=r"n_layer=0: must be an integer >= 1"):
         Deep(9, n_layer=0)
 
 
-def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> None:
+def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path):
     assert {path.stem for path in (CONF / "variant").glob("*.yaml")} == {"none", *VARIANTS}
     known = {f.name for f in fields(TransformerXLConfig)}
     for name in VARIANTS:
@@ -82,9 +81,7 @@ RESUMED += [pytest.param("none", DOCUMENTS, marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize(("variant", "words"), RESUMED)
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, variant: str, words: str
-) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, variant, words):
     options = (f"variant={variant}", *VARIANTS.get(variant, ()), *words.split(), *OPTIONS)
     whole = train(tiny_config(tmp_path, *options, "trainer.max_steps=16"), tmp_path / "whole")
     first = train(tiny_config(tmp_path, *options, "trainer.max_steps=6"), tmp_path / "second")
@@ -103,7 +100,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_losses_do_not_depend_on_the_number_of_ranks_and_groups(tmp_path: Path) -> None:
+def test_losses_do_not_depend_on_the_number_of_ranks_and_groups(tmp_path):
     def jobs(W: int) -> list[Run]:
         runs: list[Run] = []
         for name in VARIANTS:

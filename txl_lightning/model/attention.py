@@ -24,6 +24,17 @@ from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.gpu import is_eager_on_cpu
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, relative_shift, rotate
+from txl_lightning.model.shapes import (
+    DistanceBiases,
+    DistanceVectors,
+    HeadBias,
+    Heads,
+    Hidden,
+    Keys,
+    KeysValues,
+    Scores,
+    States,
+)
 
 # Queries per block in training on a CPU: larger blocks compute more scores for hidden keys, smaller ones need more
 # calls.
@@ -35,14 +46,14 @@ KERNELS_WITH_BIAS_GRADIENT = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def scores(
-    q_HBTE: Float[Tensor, "H B T E"],
-    k_HBKE: Float[Tensor, "H B K E"],
-    r_HSE: Float[Tensor, "H S E"] | None,
-    u_HE: Float[Tensor, "H E"] | None,
-    v_HE: Float[Tensor, "H E"] | None,
-    bias_HS: Float[Tensor, "H S"] | None = None,
+    q_HBTE: Heads,
+    k_HBKE: Keys,
+    r_HSE: DistanceVectors | None,
+    u_HE: HeadBias | None,
+    v_HE: HeadBias | None,
+    bias_HS: DistanceBiases | None = None,
     terms: str = "abcd",
-) -> Float[Tensor, "H B T K"]:
+) -> Scores:
     """Return A_ij of section 3.3 for all keys: a causal mask must hide the later ones.
 
         A_ij = (q_i·k_j + u·k_j + q_i·r_{i-j} + v·r_{i-j}) / sqrt(E)
@@ -67,15 +78,15 @@ def scores(
 
 
 def content_and_position(
-    q_HBTE: Float[Tensor, "H B T E"],
-    r_HSE: Float[Tensor, "H S E"] | None,
-    u_HE: Float[Tensor, "H E"] | None,
-    v_HE: Float[Tensor, "H E"] | None,
-    bias_HS: Float[Tensor, "H S"] | None,
+    q_HBTE: Heads,
+    r_HSE: DistanceVectors | None,
+    u_HE: HeadBias | None,
+    v_HE: HeadBias | None,
+    bias_HS: DistanceBiases | None,
     n_keys: int,
     terms: str,
     pads_distances: bool = True,
-) -> tuple[Float[Tensor, "H B T E"], Float[Tensor, "H B_or_1 T K"] | None]:
+) -> tuple[Heads, Float[Tensor, "H B_or_1 T K"] | None]:
     """Return the two parts of `scores`: queries for (a) + (c), and (b) + (d) by key.
 
         (q_i + u) / sqrt(E)                  its product with key j is (a) + (c)
@@ -135,13 +146,13 @@ def _by_key(by_distance_HXS: Tensor, T: int, n_keys: int) -> Float[Tensor, "H B_
 class AttentionInputs(NamedTuple):
     """Queries, keys, values and positions in one attention; `scores` explains all except the values."""
 
-    q_HBTE: Float[Tensor, "H B T E"]
-    k_HBKE: Float[Tensor, "H B K E"]
-    values_HBKE: Float[Tensor, "H B K E"]
-    r_HSE: Float[Tensor, "H S E"] | None
-    u_HE: Float[Tensor, "H E"] | None
-    v_HE: Float[Tensor, "H E"] | None
-    bias_HS: Float[Tensor, "H S"] | None
+    q_HBTE: Heads
+    k_HBKE: Keys
+    values_HBKE: Keys
+    r_HSE: DistanceVectors | None
+    u_HE: HeadBias | None
+    v_HE: HeadBias | None
+    bias_HS: DistanceBiases | None
     terms: str
     visible: VisibleKeys
 
@@ -164,7 +175,7 @@ class AttentionInputs(NamedTuple):
         )
 
 
-def attend(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"]:
+def attend(inputs: AttentionInputs, dropout: Dropout) -> Heads:
     """Return Σ_j softmax_j(A_i) value_j over the visible keys j, with dropout on the probabilities.
 
         on a GPU, or compiled                   `attend_with_kernel`
@@ -186,20 +197,20 @@ def attend(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"
     return _attend_in_blocks(attend_with_kernel, inputs, dropout, EVALUATION_BLOCK)
 
 
-def attend_as_written(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"]:
+def attend_as_written(inputs: AttentionInputs, dropout: Dropout) -> Heads:
     """Return dropout(softmax(A + mask)) · values, with A from `scores`."""
     probabilities_HBTK = dropout(masked_scores(inputs).softmax(-1))
     return probabilities_HBTK.to(inputs.values_HBKE.dtype) @ inputs.values_HBKE
 
 
-def masked_scores(inputs: AttentionInputs) -> Float[Tensor, "H B T K"]:
+def masked_scores(inputs: AttentionInputs) -> Scores:
     """Return A_ij, and -inf where a key is hidden."""
     x = inputs
     scores_HBTK = scores(x.q_HBTE, x.k_HBKE, x.r_HSE, x.u_HE, x.v_HE, x.bias_HS, x.terms)
     return scores_HBTK.add_(x.visible.mask_TK.to(scores_HBTK.dtype))
 
 
-def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Float[Tensor, "H B T E"]:
+def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Heads:
     """Compute `attend_as_written` by torch's scaled_dot_product_attention, which stores no probabilities.
 
     Its bias holds (b), (d) and the mask.
@@ -316,11 +327,11 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
+        hidden_BTD: Hidden,
+        memory_BMD: States,
         positions: LayerPositions,
         visible: VisibleKeys,
-    ) -> Float[Tensor, "B T D"]:
+    ) -> Hidden:
         """Attend from every token in the segment to the keys that it may attend to.
 
         The weights for keys and values get gradients through the memory. Its states carry none (`Memory.update` stops
@@ -337,18 +348,18 @@ class Attention(nn.Module):
 
     def heads(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
+        hidden_BTD: Hidden,
+        memory_BMD: States,
         positions: LayerPositions,
         visible: VisibleKeys,
-    ) -> Float[Tensor, "H B T E"]:
+    ) -> Heads:
         """Return every head's output, before the output projection; arguments as for `forward`."""
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
         return self.attend(q_HBTE, kv_PHBKE, positions, visible)
 
     def project(
-        self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"] | None = None
-    ) -> tuple[Float[Tensor, "H B T E"], Float[Tensor, "P H B K E"]]:
+        self, hidden_BTD: Hidden, memory_BMD: States | None = None
+    ) -> tuple[Heads, KeysValues]:
         """Project the segment to queries W_q h, memory and segment to keys W_{k,E} h and values W_v h.
 
         The queries are zeros if no term needs them. P = 2 is keys and values; P = 1 is values
@@ -364,7 +375,7 @@ class Attention(nn.Module):
             return torch.zeros_like(qkv[0]), kv_PHBKE
         return q_1HBTE.squeeze(0), kv_PHBKE
 
-    def _memory_keys_values(self, memory_BMD: Float[Tensor, "B M D"]) -> Float[Tensor, "P H B M E"]:
+    def _memory_keys_values(self, memory_BMD: States) -> Float[Tensor, "P H B M E"]:
         """Project the memory. A plain `qkv` computes no queries; a wrapped or hooked one is called."""
         P = self.has_keys + 1
         if is_plain(self.qkv):
@@ -377,11 +388,11 @@ class Attention(nn.Module):
 
     def attend(
         self,
-        q_HBTE: Float[Tensor, "H B T E"],
-        kv_PHBKE: Float[Tensor, "P H B K E"],
+        q_HBTE: Heads,
+        kv_PHBKE: KeysValues,
         positions: LayerPositions,
         visible: VisibleKeys,
-    ) -> Float[Tensor, "H B T E"]:
+    ) -> Heads:
         """Return Σ_j softmax_j(A_i) value_j for all heads."""
         x = self.attention_inputs(q_HBTE, kv_PHBKE, positions, visible)
         if self.kernel is None:
@@ -401,8 +412,8 @@ class Attention(nn.Module):
 
     def attention_inputs(
         self,
-        q_HBTE: Float[Tensor, "H B T E"],
-        kv_PHBKE: Float[Tensor, "P H B K E"],
+        q_HBTE: Heads,
+        kv_PHBKE: KeysValues,
         positions: LayerPositions,
         visible: VisibleKeys,
         terms: str | None = None,
@@ -427,14 +438,14 @@ class Attention(nn.Module):
             visible,
         )
 
-    def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
+    def distance_vectors(self, positions: LayerPositions) -> DistanceVectors | None:
         """Return r_s = W_{k,R} R_s, or the trained vectors, for the distances K, …, 0; None for none."""
         if self.position is None or positions.sinusoids_SD is None:
             return positions.table_HSE
         projected_SHE = self.position(positions.sinusoids_SD).unflatten(-1, (self.n_head, -1))
         return projected_SHE.transpose(0, 1).contiguous()
 
-    def combine_heads(self, heads_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
+    def combine_heads(self, heads_HBTE: Heads) -> Hidden:
         """Concatenate every token's heads and project them to the output."""
         # Always a copy: an exported program must not depend on the order that a kernel gives the
         # axes.
@@ -444,12 +455,12 @@ class Attention(nn.Module):
 
     def logits(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
+        hidden_BTD: Hidden,
+        memory_BMD: States,
         positions: LayerPositions,
         visible: VisibleKeys,
         terms: str | None = None,
-    ) -> Float[Tensor, "H B T K"]:
+    ) -> Scores:
         """Return the argument to the softmax in `forward`: A_ij, and -inf where a key is hidden.
 
         Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +15,7 @@ from txl_lightning.model.embedding import make_embedding, make_softmax
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, initialize
 from txl_lightning.model.memory import CarriedState
+from txl_lightning.model.shapes import Counts, Hidden, LayerState, Requested, Tokens
 
 
 class LSTMLayer(nn.Module):
@@ -46,10 +47,10 @@ class LSTMLayer(nn.Module):
 
     def forward(
         self,
-        x_BTD: Float[Tensor, "B T D"],
-        previous_BD: Float[Tensor, "B D"],
-        cell_BD: Float[Tensor, "B D"],
-    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
+        x_BTD: Hidden,
+        previous_BD: LayerState,
+        cell_BD: LayerState,
+    ) -> tuple[Hidden, LayerState, LayerState]:
         """Return every token's h, the last h and the last c; the next segment starts from these two.
 
         Args:
@@ -123,10 +124,10 @@ class QRNNLayer(nn.Module):
 
     def forward(
         self,
-        x_BTD: Float[Tensor, "B T D"],
-        previous_BD: Float[Tensor, "B D"],
-        cell_BD: Float[Tensor, "B D"],
-    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
+        x_BTD: Hidden,
+        previous_BD: LayerState,
+        cell_BD: LayerState,
+    ) -> tuple[Hidden, LayerState, LayerState]:
         """Return every token's h, the last x and the last c; the next segment starts from these two.
 
         The pooling is computed in the type that `cell_BD` has, so under autocast it stays in single precision.
@@ -147,10 +148,10 @@ class QRNNLayer(nn.Module):
 
 
 def forget_mult(
-    forget_BTD: Float[Tensor, "B T D"],
-    candidate_BTD: Float[Tensor, "B T D"],
-    cell_BD: Float[Tensor, "B D"],
-) -> Float[Tensor, "B T D"]:
+    forget_BTD: Hidden,
+    candidate_BTD: Hidden,
+    cell_BD: LayerState,
+) -> Hidden:
     """Compute c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t for t = 1 … T in log T steps (Bradbury et al. 2016, eq. 3).
 
     Args:
@@ -271,13 +272,13 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
 
     def forward(
         self,
-        tokens_BT: Int[Tensor, "B T"] | None = None,
+        tokens_BT: Tokens | None = None,
         state: RecurrentState | None = None,
         n_last: int | None = None,
         *,
-        inputs_BTD: Float[Tensor, "B T D"] | None = None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> tuple[Float[Tensor, "B Q D"], RecurrentState]:
+        inputs_BTD: Hidden | None = None,
+        lengths_B: Counts | None = None,
+    ) -> tuple[Requested, RecurrentState]:
         """Return the last layer's outputs, after dropout, and the state after the last token.
 
         Args:

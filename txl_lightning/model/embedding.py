@@ -19,6 +19,7 @@ from txl_lightning.config.architecture import Architecture
 from txl_lightning.errors import OptionError
 from txl_lightning.model.gpu import aligned, aligned_product, is_eager_on_cpu
 from txl_lightning.model.layers import draw_normal
+from txl_lightning.model.shapes import Hidden, LogProbabilities, Losses, Tokens
 
 
 def cluster_sizes(config: Architecture) -> list[int]:
@@ -81,7 +82,7 @@ class TokenEmbedding(nn.Module):
             return None
         return self.projections[cluster if self.div_val > 1 else 0]
 
-    def forward(self, tokens_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+    def forward(self, tokens_BT: Tokens) -> Hidden:
         """Return sqrt(D) · P_i E_i[token] for tokens in cluster i."""
         if self.div_val > 1:
             return self._embed_by_cluster(tokens_BT) * self.d_model**0.5
@@ -141,11 +142,11 @@ class TokenSoftmax(nn.Module):
 
     def forward(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        targets_BT: Int[Tensor, "B T"],
+        hidden_BTD: Hidden,
+        targets_BT: Tokens,
         embedding: TokenEmbedding,
-        known_targets_BT: Int[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T"]:
+        known_targets_BT: Tokens | None = None,
+    ) -> Losses:
         """Return -log P(target | h) in nats, in token order.
 
         Clusters without a target cost nothing, but their weights get a zero gradient instead of None: so an optimizer
@@ -194,9 +195,7 @@ class TokenSoftmax(nn.Module):
             nll = nll.index_add(0, members, nll_inside)
         return nll
 
-    def log_probabilities(
-        self, hidden_BTD: Float[Tensor, "B T D"], embedding: TokenEmbedding
-    ) -> Float[Tensor, "B T V"]:
+    def log_probabilities(self, hidden_BTD: Hidden, embedding: TokenEmbedding) -> LogProbabilities:
         """Return log P(token | h) for every token in the vocabulary, in float32 or float64."""
         hidden = hidden_BTD.flatten(0, 1)
         rows = embedding.rows()

@@ -32,6 +32,7 @@ from txl_lightning.model.positions import (
     rotation,
     sinusoids_of_distances,
 )
+from txl_lightning.model.shapes import Angles, Distances, Hidden
 from txl_lightning.registry import Guests
 
 
@@ -99,11 +100,11 @@ class Encoding(nn.Module):
         By default a parameter starts from N(0, init_std²), and at zero if its name ends in `bias`.
         """
 
-    def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
+    def embed(self, hidden_BTD: Hidden, clamp_len: int) -> Hidden:
         """Return the first layer's input, before dropout, from the scaled embedding."""
         return hidden_BTD
 
-    def layer_input(self, n: int, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def layer_input(self, n: int, hidden_BTD: Hidden) -> Hidden:
         """Return layer n's input, which its memory keeps, from the previous layer's output."""
         return hidden_BTD
 
@@ -117,7 +118,7 @@ class Encoding(nn.Module):
         """
         return [LayerPositions()] * self.n_layer
 
-    def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
+    def angles(self, distances_S: Distances) -> Angles:
         """Return the F = E/2 angles that rotate queries and keys at these distances.
 
         Distances are counted from the newest token. Angles must be linear in them: q_i·k_j then
@@ -130,7 +131,7 @@ class Encoding(nn.Module):
 
     def embed_streams(
         self, hidden_BTD: Tensor, clamp_len: int, bounds: StreamBounds | None
-    ) -> Float[Tensor, "B T D"]:
+    ) -> Hidden:
         """Return `embed` with positions that count from each stream's last token."""
 
         def embed(x_BTD: Tensor) -> Tensor:
@@ -140,7 +141,7 @@ class Encoding(nn.Module):
 
     def layer_input_of_streams(
         self, n: int, hidden_BTD: Tensor, bounds: StreamBounds | None
-    ) -> Float[Tensor, "B T D"]:
+    ) -> Hidden:
         """Return `layer_input` with positions that count from each stream's last token."""
 
         def layer_input(x_BTD: Tensor) -> Tensor:
@@ -303,7 +304,7 @@ class ShawEncoding(Encoding):
 class AbsoluteEncoding(Encoding):
     """Sinusoid for the distance to the segment's end, added to the scaled embedding."""
 
-    def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
+    def embed(self, hidden_BTD: Hidden, clamp_len: int) -> Hidden:
         """Add U_{T-1}, …, U_0 to the T tokens."""
         T, D = hidden_BTD.shape[1:]
         sinusoids_SD = sinusoids_of_distances(T, D, clamp_len, hidden_BTD)
@@ -323,7 +324,7 @@ class AlRfouEncoding(Encoding):
         shape = (config.n_layer, config.table_len, config.d_model)
         self.table = nn.Parameter(torch.empty(shape))
 
-    def layer_input(self, n: int, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def layer_input(self, n: int, hidden_BTD: Hidden) -> Hidden:
         """Add layer n's rows."""
         n_rows = self.table.shape[1]
         T = hidden_BTD.shape[1]
@@ -339,7 +340,7 @@ class RotaryEncoding(Encoding):
     read, by their distance to the newest token.
     """
 
-    def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
+    def angles(self, distances_S: Distances) -> Angles:
         """Return p·10000^(-2f/E) for the positions p = -distance."""
         even = torch.arange(0, self.d_head, 2, dtype=distances_S.dtype, device=distances_S.device)
         frequencies_F = 10000.0 ** -(even / self.d_head)

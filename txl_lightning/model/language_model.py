@@ -6,10 +6,19 @@ from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from txl_lightning.errors import require
+from txl_lightning.model.shapes import (
+    Counts,
+    Hidden,
+    LogProbabilities,
+    Losses,
+    TargetLosses,
+    Targets,
+    Tokens,
+)
 
 NO_LENGTHS = "must be None: this model needs streams of one length"
 
@@ -44,10 +53,10 @@ class ScoringModel:
 
     def embed(
         self: Any,
-        tokens_BT: Int[Tensor, "B T"] | None,
-        inputs_BTD: Float[Tensor, "B T D"] | None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
+        tokens_BT: Tokens | None,
+        inputs_BTD: Hidden | None,
+        lengths_B: Counts | None = None,
+    ) -> Hidden:
         """Return the tokens' scaled embeddings, or the inputs that take their place.
 
         Raises:
@@ -76,12 +85,12 @@ class ScoringModel:
 
     def score(
         self: Any,
-        tokens_BT: Int[Tensor, "B T"],
-        targets_BT: Int[Tensor, "B T_targets"],
+        tokens_BT: Tokens,
+        targets_BT: Targets,
         memory: Any = None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-        known_targets_BT: Int[Tensor, "B T_targets"] | None = None,
-    ) -> tuple[Float[Tensor, "B T_targets"], Any]:
+        lengths_B: Counts | None = None,
+        known_targets_BT: Targets | None = None,
+    ) -> tuple[TargetLosses, Any]:
         """Return nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
 
         Args:
@@ -121,15 +130,15 @@ class ScoringModel:
 
     def losses(
         self: Any,
-        hidden_BTD: Float[Tensor, "B T D"],
-        targets_BT: Int[Tensor, "B T"],
+        hidden_BTD: Hidden,
+        targets_BT: Tokens,
         known_targets_BT: Tensor | None = None,
-    ) -> Float[Tensor, "B T"]:
+    ) -> Losses:
         """Return -log P(target | h) in nats, from a call's hidden states."""
         nll_BT: Tensor = self.softmax(hidden_BTD, targets_BT, self.embedding, known_targets_BT)
         return nll_BT
 
-    def log_probabilities(self: Any, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+    def log_probabilities(self: Any, hidden_BTD: Hidden) -> LogProbabilities:
         """Return log P(token | h) for every token in the vocabulary, from a call's hidden states."""
         if self._fabric is not None:  # whose calls return float32 in every precision
             hidden_BTD = hidden_BTD.to(next(self.parameters()).dtype)
@@ -137,7 +146,7 @@ class ScoringModel:
         return log_probabilities_BTV
 
 
-def padding(lengths_B: Int[Tensor, " B"], batch_size: int, n_tokens: int) -> Bool[Tensor, "B T"]:
+def padding(lengths_B: Counts, batch_size: int, n_tokens: int) -> Bool[Tensor, "B T"]:
     """Return which places in every stream follow its last token.
 
     Raises:

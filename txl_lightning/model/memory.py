@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from txl_lightning.model.positions import StreamBounds, roll_streams
+from txl_lightning.model.shapes import Counts, Flags, Hidden
 
 State = TypeVar("State", bound="CarriedState")
 
@@ -54,7 +55,7 @@ class CarriedState:
         """Copy the state to a device."""
         return self._changed(lambda x: x.to(device))
 
-    def reset(self: State, done_B: Bool[Tensor, " B"]) -> State:
+    def reset(self: State, done_B: Flags) -> State:
         """Let the streams where `done_B` is true start from scratch: their next token begins an episode.
 
         Such a stream computes what it computes after `start_memory`; all others are unchanged bit by bit. This method
@@ -131,7 +132,7 @@ def _check_streams(done_B: Tensor, n_streams: int) -> None:
         raise ValueError(f"done_B of shape {tuple(done_B.shape)} given for {n_streams} streams")
 
 
-def after_reset(memory: Any, done_B: Bool[Tensor, " B"], device: torch.device) -> Int[Tensor, " B"]:
+def after_reset(memory: Any, done_B: Flags, device: torch.device) -> Counts:
     """Return `in_document_B` for a memory of states, or of keys and values, after `reset`."""
     _check_streams(done_B, memory.batch_size)
     states_B = memory.in_document_B
@@ -140,7 +141,7 @@ def after_reset(memory: Any, done_B: Bool[Tensor, " B"], device: torch.device) -
     return states_B.masked_fill(done_B.to(device), -1)
 
 
-def states_of_document(memory: Any, device: torch.device) -> Int[Tensor, " B"]:
+def states_of_document(memory: Any, device: torch.device) -> Counts:
     """Return `in_document_B`, at least 0; a memory without any reset has one document."""
     if memory.in_document_B is not None:
         return memory.in_document_B.clamp(min=0)
@@ -166,10 +167,10 @@ class Memory(CarriedState):
 
     states: Float[Tensor, "N B M D"]
     filled: int
-    in_document_B: Int[Tensor, " B"] | None = None
+    in_document_B: Counts | None = None
     keeps_gradient: bool = field(default=False, compare=False, kw_only=True)
 
-    def reset(self, done_B: Bool[Tensor, " B"]) -> Memory:
+    def reset(self, done_B: Flags) -> Memory:
         """Let some streams start from scratch (`CarriedState.reset`). Their states stay, hidden."""
         return replace(self, in_document_B=after_reset(self, done_B, self.states.device))
 
@@ -185,7 +186,7 @@ class Memory(CarriedState):
 
     def update(
         self,
-        inputs: Sequence[Float[Tensor, "B T D"]],
+        inputs: Sequence[Hidden],
         mem_len: int,
         ext_len: int = 0,
         bounds: StreamBounds | None = None,

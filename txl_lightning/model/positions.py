@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from txl_lightning.model.shapes import Angles, Counts, Distances, Heads, Mask, Sinusoids, Tokens
 
-def sinusoid(positions_S: Float[Tensor, " S"], d_model: int) -> Float[Tensor, "S D"]:
+
+def sinusoid(positions_S: Distances, d_model: int) -> Sinusoids:
     """Return R_s = [sin(s·f_0), …, sin(s·f_{D/2-1}), cos(s·f_0), …] with f_k = 10000^(-2k/D).
 
     This is Vaswani et al. 2017, §3.5, with sines first, then cosines, not interleaved, as in the
@@ -21,7 +23,7 @@ def sinusoid(positions_S: Float[Tensor, " S"], d_model: int) -> Float[Tensor, "S
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-def distances_of_keys(n_keys: int, clamp_len: int, like: Tensor) -> Float[Tensor, " S"]:
+def distances_of_keys(n_keys: int, clamp_len: int, like: Tensor) -> Distances:
     """Return the distances K, K-1, …, 0 (S = K + 1), clamped, in float64 if the device has it."""
     precise = torch.float32 if like.device.type == "mps" else torch.float64
     distances = torch.arange(n_keys, -1, -1, dtype=precise, device=like.device)
@@ -30,9 +32,7 @@ def distances_of_keys(n_keys: int, clamp_len: int, like: Tensor) -> Float[Tensor
     return distances
 
 
-def sinusoids_of_distances(
-    n_keys: int, d_model: int, clamp_len: int, like: Tensor
-) -> Float[Tensor, "S D"]:
+def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tensor) -> Sinusoids:
     """Return the sinusoids for the distances K, K-1, …, 0 (S = K + 1).
 
     Distance K belongs to no key: its row lets `relative_shift` be a view. Angles are computed in
@@ -47,7 +47,7 @@ def sinusoids_of_distances(
     return sinusoid(distances_of_keys(n_keys, clamp_len, like), d_model).to(like.dtype)
 
 
-def rotation(angles_SF: Float[Tensor, "S F"], like: Tensor) -> Float[Tensor, "2 S E"]:
+def rotation(angles_SF: Angles, like: Tensor) -> Float[Tensor, "2 S E"]:
     """Return (cos, cos) and (-sin, sin) of the angles, E = 2F, in the type of `like` or float32."""
     cos = angles_SF.cos()
     sin = angles_SF.sin()
@@ -57,9 +57,7 @@ def rotation(angles_SF: Float[Tensor, "S F"], like: Tensor) -> Float[Tensor, "2 
     return torch.stack([cos_SE, sin_SE]).to(precise)
 
 
-def rotate(
-    x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"]
-) -> Float[Tensor, "H B T E"]:
+def rotate(x_HBTE: Heads, rotation_2SE: Float[Tensor, "2 S E"]) -> Heads:
     """Rotate the newest T tokens' pairs (x_f, x_{f+F}), F = E/2, by their angles.
 
     A vector's halves are paired ("rotate_half", as in Llama in `transformers`), not neighbouring components.
@@ -148,7 +146,7 @@ class VisibleKeys(NamedTuple):
 
 def attention_mask(
     n_queries: int, n_memory: int, filled: int, attention_len: int | None, like: Tensor
-) -> Float[Tensor, "T K"]:
+) -> Mask:
     """Return 0 where query i may attend to key j and -inf elsewhere, for K = M + T keys.
 
     The distance is M + i - j. The mask hides keys in the future (distance < 0), memory that was not
@@ -169,7 +167,7 @@ def attention_mask(
     return mask_TK
 
 
-def without_marks(tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+def without_marks(tokens_BT: Tokens) -> Tokens:
     """Return the token numbers: a token that begins a document is marked as -1 - token.
 
     The mark stays with its token wherever streams are cut into segments, windows and extended
@@ -186,8 +184,8 @@ class StreamBounds(NamedTuple):
         padding_B: number of padding places at each stream's end; None for none.
     """
 
-    first_BT: Int[Tensor, "B T"]
-    padding_B: Int[Tensor, " B"] | None = None
+    first_BT: Tokens
+    padding_B: Counts | None = None
 
     @classmethod
     def of_segment(
@@ -217,14 +215,14 @@ class StreamBounds(NamedTuple):
             padding_B = n_tokens - lengths_B.long()
         return cls(first_BT, padding_B)
 
-    def hide_other_documents(self, mask_TK: Float[Tensor, "T K"]) -> Float[Tensor, "B T K"]:
+    def hide_other_documents(self, mask_TK: Mask) -> Float[Tensor, "B T K"]:
         """Return every stream's mask: -inf also at the keys before each query's document."""
         keys_K = torch.arange(mask_TK.shape[1], device=mask_TK.device)
         return mask_TK.masked_fill(keys_K < self.first_BT[:, :, None], float("-inf"))
 
     def states_in_document(
-        self, n_memory: int, appended: int, mem_len: int, in_document_B: Int[Tensor, " B"]
-    ) -> Int[Tensor, " B"]:
+        self, n_memory: int, appended: int, mem_len: int, in_document_B: Counts
+    ) -> Counts:
         """Return how many newest states in the next memory belong to its last token's document.
 
         Args:
@@ -243,7 +241,7 @@ class StreamBounds(NamedTuple):
 
 
 def roll_streams(
-    x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | None
+    x_BKD: Float[Tensor, "*_ B K D"], by_B: Counts | None
 ) -> Float[Tensor, "*_ B K D"]:
     """Roll every stream's K entries by its number of places; None rolls nothing."""
     if by_B is None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig, options_beside
@@ -25,6 +24,7 @@ from txl_lightning.model.positions import (
     attention_mask,
     without_marks,
 )
+from txl_lightning.model.shapes import Counts, Hidden, Places, Requested, States, Tokens
 from txl_lightning.registry import Guests
 
 Inference = Literal["cached inference", "one-pass windows", "generation", "attention lengths"]
@@ -60,12 +60,12 @@ class TransformerXLLayer(nn.Module):
 
     def forward(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
+        hidden_BTD: Hidden,
+        memory_BMD: States,
         positions: LayerPositions,
         visible: VisibleKeys,
-        places_Q: Int[Tensor, " Q"] | None = None,
-    ) -> Float[Tensor, "B Q D"]:
+        places_Q: Places | None = None,
+    ) -> Requested:
         """Compute the layer's output from its input and the memory with its earlier inputs.
 
         Args:
@@ -83,15 +83,13 @@ class TransformerXLLayer(nn.Module):
             attended_BTD = attended_BTD[:, places_Q]
         return self.after_attention(hidden_BTD, attended_BTD)
 
-    def attention_input(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def attention_input(self, hidden_BTD: Hidden) -> Hidden:
         """Return what attention projects from the layer's inputs: LN h in a pre-norm layer, else h."""
         if self.pre_norm:
             return self.attention_norm(hidden_BTD)
         return hidden_BTD
 
-    def after_attention(
-        self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
+    def after_attention(self, hidden_BTD: Hidden, attended_BTD: Hidden) -> Hidden:
         """Compute the layer's output from its input and its attention's output."""
         hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
         if self.pre_norm:
@@ -235,7 +233,7 @@ class TransformerXL(ScoringModel, nn.Module):
     def next_memory(
         self,
         memory: Memory,
-        inputs: Sequence[Float[Tensor, "B T D"]],
+        inputs: Sequence[Hidden],
         bounds: StreamBounds | None = None,
     ) -> Memory:
         """Return the memory after a segment, from the layers' inputs (`Memory.update`)."""
@@ -243,10 +241,10 @@ class TransformerXL(ScoringModel, nn.Module):
 
     def embed(
         self,
-        tokens_BT: Int[Tensor, "B T"] | None,
-        inputs_BTD: Float[Tensor, "B T D"] | None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
+        tokens_BT: Tokens | None,
+        inputs_BTD: Hidden | None,
+        lengths_B: Counts | None = None,
+    ) -> Hidden:
         """Return the scaled embeddings for the tokens, marked or not, or the inputs in their place."""
         if tokens_BT is not None and self.config.memory_reset == "document":
             tokens_BT = without_marks(tokens_BT)
@@ -265,14 +263,14 @@ class TransformerXL(ScoringModel, nn.Module):
 
     def forward(
         self,
-        tokens_BT: Int[Tensor, "B T"] | None = None,
+        tokens_BT: Tokens | None = None,
         memory: Memory | None = None,
         n_last: int | None = None,
-        places_Q: Int[Tensor, " Q"] | None = None,
+        places_Q: Places | None = None,
         *,
-        inputs_BTD: Float[Tensor, "B T D"] | None = None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> tuple[Float[Tensor, "B Q D"], Memory]:
+        inputs_BTD: Hidden | None = None,
+        lengths_B: Counts | None = None,
+    ) -> tuple[Requested, Memory]:
         """Return the last layer's hidden states, after dropout, and the memory after the segment.
 
         All T tokens are processed, extended context included. The last layer computes only the
@@ -325,7 +323,7 @@ class TransformerXL(ScoringModel, nn.Module):
         visible: VisibleKeys,
         n_last: int | None,
         places_Q: Tensor | None,
-    ) -> Float[Tensor, "B Q D"]:
+    ) -> Requested:
         """Compute the last layer for the requested tokens; tokens before them are keys only.
 
         If few places are requested, it begins at the first one; a CPU computes each query alone.

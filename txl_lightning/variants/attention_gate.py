@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from txl_lightning.config.architecture import TransformerXLConfig, one_of, option
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
+from txl_lightning.model.shapes import Heads, Hidden, States
 from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer, register_variant
 
 
@@ -42,11 +42,11 @@ class GatedAttention(Attention):
 
     def heads(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
+        hidden_BTD: Hidden,
+        memory_BMD: States,
         positions: LayerPositions,
         visible: VisibleKeys,
-    ) -> Float[Tensor, "H B T E"]:
+    ) -> Heads:
         gates_BTHE = self.gate(hidden_BTD).sigmoid().unflatten(-1, (self.n_head, -1))
         return super().heads(hidden_BTD, memory_BMD, positions, visible) * gates_BTHE.permute(
             2, 0, 1, 3

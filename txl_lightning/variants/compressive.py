@@ -20,6 +20,7 @@ from txl_lightning.errors import require
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import StreamBounds
+from txl_lightning.model.shapes import Hidden, Losses
 from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 
@@ -152,7 +153,7 @@ class Compressor(nn.Module):
     def next_memory(
         self,
         memory: CompressiveMemory,
-        inputs: Sequence[Float[Tensor, "B T D"]],
+        inputs: Sequence[Hidden],
         config: CompressiveConfig,
     ) -> CompressiveMemory:
         """Append one segment's layer inputs to the memory, and compress the states that it pushes out.
@@ -214,7 +215,7 @@ class Compressor(nn.Module):
 
 def reconstruction_loss(
     attention: ContentAttention,
-    hidden_BTD: Float[Tensor, "B T D"],
+    hidden_BTD: Hidden,
     old_BSD: Float[Tensor, "B S D"],
     new_BGD: Float[Tensor, "B G D"],
 ) -> Float[Tensor, ""]:
@@ -302,7 +303,7 @@ class CompressiveTransformerXL(TransformerXL):
     def next_memory(
         self,
         memory: Any,
-        inputs: Sequence[Float[Tensor, "B T D"]],
+        inputs: Sequence[Hidden],
         bounds: StreamBounds | None = None,
     ) -> Any:
         require(bounds is None, "reset", True, f"is not possible: {self.cannot['documents']}")
@@ -310,7 +311,7 @@ class CompressiveTransformerXL(TransformerXL):
             return super().next_memory(memory, inputs)
         return self.compressor.next_memory(memory, inputs, self.config)
 
-    def score(self, *inputs: Any, **options: Any) -> tuple[Float[Tensor, "B T"], Any]:
+    def score(self, *inputs: Any, **options: Any) -> tuple[Losses, Any]:
         nll_BT, memory = super().score(*inputs, **options)
         if not torch.is_grad_enabled():
             return nll_BT, memory

@@ -23,6 +23,7 @@ from txl_lightning.config.architecture import LENGTH, TransformerXLConfig, optio
 from txl_lightning.model.attention import Attention, masked_scores
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
+from txl_lightning.model.shapes import Heads, Hidden, Scores, States
 from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer, register_variant
 
 
@@ -59,11 +60,11 @@ class ForgettingAttention(Attention):
 
     def heads(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
+        hidden_BTD: Hidden,
+        memory_BMD: States,
         positions: LayerPositions,
         visible: VisibleKeys,
-    ) -> Float[Tensor, "H B T E"]:
+    ) -> Heads:
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
         x = self.attention_inputs(q_HBTE, kv_PHBKE, positions, visible)
         scores_HBTK = masked_scores(x) + self.forgotten(hidden_BTD, memory_BMD)
@@ -71,21 +72,19 @@ class ForgettingAttention(Attention):
 
     def logits(
         self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
+        hidden_BTD: Hidden,
+        memory_BMD: States,
         positions: LayerPositions,
         visible: VisibleKeys,
         terms: str | None = None,
-    ) -> Float[Tensor, "H B T K"]:
+    ) -> Scores:
         """Return A_ij with forgetting, or single terms without it."""
         logits_HBTK = super().logits(hidden_BTD, memory_BMD, positions, visible, terms)
         if terms is not None:
             return logits_HBTK
         return logits_HBTK + self.forgotten(hidden_BTD, memory_BMD)
 
-    def forgotten(
-        self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"]
-    ) -> Float[Tensor, "H B 1 K"]:
+    def forgotten(self, hidden_BTD: Hidden, memory_BMD: States) -> Float[Tensor, "H B 1 K"]:
         """Return what D_ij adds to every key's scores (`forgetting`)."""
         gates_BKH = self.forget(torch.cat([memory_BMD, hidden_BTD], dim=1))
         return forgetting(gates_BKH.permute(2, 0, 1))[:, :, None]

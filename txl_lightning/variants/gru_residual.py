@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from txl_lightning.config.architecture import TransformerXLConfig
+from txl_lightning.model.shapes import Hidden
 from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer, register_variant
 
 UPDATE_BIAS = 2.0  # b_g
@@ -55,9 +55,7 @@ class GRUGate(nn.Module):
         """Set b_g."""
         nn.init.constant_(self.b_g, UPDATE_BIAS)
 
-    def forward(
-        self, x_BTD: Float[Tensor, "B T D"], y_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
+    def forward(self, x_BTD: Hidden, y_BTD: Hidden) -> Hidden:
         """Return the gated mean between x and a candidate made from x and y."""
         r, z, h = self.gates(F.relu(y_BTD)).chunk(3, dim=-1)
         of_r, of_z = self.input_gates(x_BTD).chunk(2, dim=-1)
@@ -75,9 +73,7 @@ class GRUResidualLayer(TransformerXLLayer):
         self.attention_residual = GRUGate(config.d_model)
         self.feed_forward_residual = GRUGate(config.d_model)
 
-    def after_attention(
-        self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
+    def after_attention(self, hidden_BTD: Hidden, attended_BTD: Hidden) -> Hidden:
         hidden_BTD = self.attention_residual(hidden_BTD, self.dropout(attended_BTD))
         output_BTD = self.feed_forward(self.feed_forward_norm(hidden_BTD))
         return self.feed_forward_residual(hidden_BTD, output_BTD)

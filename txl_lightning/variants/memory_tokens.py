@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,6 +24,7 @@ from txl_lightning.model.checkpoints import check
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
+from txl_lightning.model.shapes import Counts, Hidden, Places, Requested, Tokens
 from txl_lightning.model.transformer_xl import TransformerXL, register_variant
 
 
@@ -109,14 +110,14 @@ class MemoryTokensTransformerXL(TransformerXL):
 
     def forward(
         self,
-        tokens_BT: Int[Tensor, "B T"] | None = None,
+        tokens_BT: Tokens | None = None,
         memory: Any = None,
         n_last: int | None = None,
-        places_Q: Int[Tensor, " Q"] | None = None,
+        places_Q: Places | None = None,
         *,
-        inputs_BTD: Float[Tensor, "B T D"] | None = None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> tuple[Float[Tensor, "B Q D"], Any]:
+        inputs_BTD: Hidden | None = None,
+        lengths_B: Counts | None = None,
+    ) -> tuple[Requested, Any]:
         embedded_BTD = self.embed(tokens_BT, inputs_BTD, lengths_B)
         B, T = embedded_BTD.shape[:2]
         n = self.config.n_tokens

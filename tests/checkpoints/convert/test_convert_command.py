@@ -48,7 +48,8 @@ class Convert:
     """`txl convert` with the text of a folder."""
 
     def __init__(self, place: Path, directory: Path) -> None:
-        self.place, self.directory = place, directory
+        self.place = place
+        self.directory = directory
 
     def __call__(
         self, source: object, source_format: str, target: str, target_format: str, *more: str
@@ -71,12 +72,11 @@ def convert(place: Path, tmp_path: Path) -> Convert:
 
 
 @pytest.mark.parametrize("family", ["original", "huggingface"])
-def test_there_and_back_again_is_the_same_model(
-    convert: Convert, source: Path, family: str
-) -> None:
+def test_there_and_back_again_is_the_same_model(convert, source, family):
     there = convert(source, "txl", "there", family)
     assert {path.name for path in there.iterdir()} == {"model.safetensors", "config.json"}
-    first, second = load_trained(source), load_trained(convert(there, family, "back.ckpt", "txl"))
+    first = load_trained(source)
+    second = load_trained(convert(there, family, "back.ckpt", "txl"))
     assert first.model.config == second.model.config
     assert first.vocabulary == second.vocabulary
     state = second.model.state_dict()
@@ -85,9 +85,7 @@ def test_there_and_back_again_is_the_same_model(
     )
 
 
-def test_a_converted_model_is_fine_tuned_at_once(
-    convert: Convert, place: Path, source: Path, tmp_path: Path
-) -> None:
+def test_a_converted_model_is_fine_tuned_at_once(convert, place, source, tmp_path):
     back = convert(
         convert(source, "txl", "there", "huggingface"), "huggingface", "back.ckpt", "txl"
     )
@@ -104,9 +102,7 @@ class Code:
         return (exec, ("raise SystemExit('this file runs code')",))
 
 
-def test_torch_files_are_read_and_one_with_code_is_refused(
-    convert: Convert, source: Path, tmp_path: Path
-) -> None:
+def test_torch_files_are_read_and_one_with_code_is_refused(convert, source, tmp_path):
     there = convert(source, "txl", "there", "original")
     torch.save(load_file(there / "model.safetensors"), there / "weights.bin")
     assert load_trained(
@@ -119,9 +115,7 @@ def test_torch_files_are_read_and_one_with_code_is_refused(
         convert(there / "evil.pt", "original", "x.ckpt", "txl")
 
 
-def test_bad_sources_and_targets_are_named(
-    convert: Convert, place: Path, source: Path, tmp_path: Path
-) -> None:
+def test_bad_sources_and_targets_are_named(convert, place, source, tmp_path):
     there = convert(source, "txl", "there", "original")
     for message, *words in (
         (r"target=.*there: must not exist yet", source, "txl", "there", "original"),
@@ -145,9 +139,7 @@ def test_bad_sources_and_targets_are_named(
     assert not (tmp_path / "y").exists()
 
 
-def test_parts_that_the_other_format_lacks_are_named(
-    convert: Convert, place: Path, tmp_path: Path
-) -> None:
+def test_parts_that_the_other_format_lacks_are_named(convert, place, tmp_path):
     train(tiny_config(place, "encoding=shaw", "trainer.max_steps=1"), tmp_path / "run")
     source = tmp_path / "run/checkpoints/best.ckpt"
     with pytest.raises(CheckpointError, match="encoding=shaw"):
@@ -165,9 +157,7 @@ def test_parts_that_the_other_format_lacks_are_named(
         ("word", ("<eos>", "the", "b", "12")),
     ],
 )
-def test_symbols_survive_huggingfaces_layout(
-    tmp_path: Path, level: str, symbols: tuple[str, ...]
-) -> None:
+def test_symbols_survive_huggingfaces_layout(tmp_path, level, symbols):
     """A line break is a symbol like any other: symbols were once joined by line breaks."""
     vocabulary = Vocabulary(level, symbols)  # type: ignore[arg-type]
     command._write_vocabulary(vocabulary, tmp_path)

@@ -17,7 +17,8 @@ from txl_lightning.evaluation.convert import read_vocabulary
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.checkpoints import from_tensorflow
 
-REFERENCE, V = next(path for path in REFERENCES if path.name == "tensorflow_words"), 60
+REFERENCE = next(path for path in REFERENCES if path.name == "tensorflow_words")
+V = 60
 LENGTHS = ("mem_len=9", "same_length=true")
 
 
@@ -45,7 +46,7 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda path: path.name)
-def test_evaluation_of_the_references(convert: Convert, tmp_path: Path, reference: Path) -> None:
+def test_evaluation_of_the_references(convert, tmp_path, reference):
     shutil.copytree(reference, tmp_path / "source")
     flags = json.loads((reference / "config.json").read_text())
     (tmp_path / "source/vocab").write_text(words(flags["n_token"]))
@@ -60,7 +61,7 @@ def test_evaluation_of_the_references(convert: Convert, tmp_path: Path, referenc
     assert settings.items() >= {**own, "segment_len": flags["tgt_len"]}.items()
 
 
-def test_a_published_folder_needs_only_lengths(convert: Convert, small: Path) -> None:
+def test_a_published_folder_needs_only_lengths(convert, small):
     trained = load_trained(
         convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", *LENGTHS)
     )
@@ -68,9 +69,7 @@ def test_a_published_folder_needs_only_lengths(convert: Convert, small: Path) ->
     assert trained.model.config.same_length
 
 
-def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(
-    convert: Convert, small: Path
-) -> None:
+def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(convert, small):
     published = convert(
         small, "tensorflow", "a.ckpt", "txl", "data.name=lm1b", "data.level=word", *LENGTHS
     )
@@ -83,7 +82,7 @@ def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(
     assert (other_text.config.data.name, other_text.config.data.sentence_marks) == ("file", "both")
 
 
-def test_lengths_of_the_options_replace_the_flags(convert: Convert, small: Path) -> None:
+def test_lengths_of_the_options_replace_the_flags(convert, small):
     (small / "model/config.json").write_text(
         json.dumps({"mem_len": 5, "same_length": True, "clamp_len": 3})
     )
@@ -100,9 +99,7 @@ def test_lengths_of_the_options_replace_the_flags(convert: Convert, small: Path)
     assert (config.memory_start, config.layer_norm_epsilon) == ("zeros", 1e-12)
 
 
-def test_errors_of_a_folder_are_one_clear_line(
-    convert: Convert, small: Path, tmp_path: Path
-) -> None:
+def test_errors_of_a_folder_are_one_clear_line(convert, small, tmp_path):
     def refuse(message: str, *words: str, source: Path = small) -> None:
         with pytest.raises(UserError, match=message) as caught:
             convert(source, "tensorflow", "y.ckpt", "txl", "data.level=word", *words)
@@ -119,7 +116,7 @@ def test_errors_of_a_folder_are_one_clear_line(
         )
 
 
-def test_symbols_as_the_papers_code_prepares_them(tmp_path: Path) -> None:
+def test_symbols_as_the_papers_code_prepares_them(tmp_path):
     path = tmp_path / "vocab"
     for level, text, symbols in (
         ("byte", "32\n101\n10\n255\n", (" ", "e", "\n", "\xff")),

@@ -114,12 +114,12 @@ def convert(tmp_path: Path) -> Convert:
 
 @pytest.mark.parametrize("weights", ["safetensors", "zip", "legacy"])
 @pytest.mark.parametrize("words", [of_python_2(WORDS), WORDS], ids=["Python 2", "UTF-8"])
-def test_a_snapshot_scores_as_its_model_does(
-    convert: Convert, tmp_path: Path, weights: str, words: list[str]
-) -> None:
-    folder, corpus = write_snapshot(tmp_path / "hub", weights, words), "data.level=word"
+def test_a_snapshot_scores_as_its_model_does(convert, tmp_path, weights, words):
+    folder = write_snapshot(tmp_path / "hub", weights, words)
+    corpus = "data.level=word"
     checkpoint = convert(folder, "huggingface", "wt103.ckpt", "txl", corpus)
-    trained, model = load_trained(checkpoint), published_model()
+    trained = load_trained(checkpoint)
+    model = published_model()
     text = tmp_path / "text.txt"
     assert (trained.vocabulary.symbols, trained.vocabulary_given) == (tuple(WORDS), True)
     assert (trained.model.config.mem_len, trained.model.config.clamp_len) == (6, 7)
@@ -141,8 +141,9 @@ def test_a_snapshot_scores_as_its_model_does(
     assert result["test"]["ppl"] == pytest.approx(float(nll.mean().exp()), rel=1e-5)
 
 
-def test_unusable_vocabularies_are_named(convert: Convert, tmp_path: Path) -> None:
-    folder, corpus = write_snapshot(tmp_path / "hub"), "data.level=word"
+def test_unusable_vocabularies_are_named(convert, tmp_path):
+    folder = write_snapshot(tmp_path / "hub")
+    corpus = "data.level=word"
     vocabulary = folder / "vocab.json"
     for content in (
         "no JSON",

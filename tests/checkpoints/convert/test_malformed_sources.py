@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from tests.checkpoints.convert.test_convert_command import composed
 from tests.training.small_run import trained
@@ -52,7 +50,7 @@ def refused(source: Path, **options: Any) -> str:
         (QKV, lambda x: torch.tensor(1.0), "has shape []"),
     ],
 )
-def test_weights(original: Path, name: str, change: Callable[[Tensor], Tensor], words: str) -> None:
+def test_weights(original, name, change, words):
     weights = load_file(original / "model.safetensors")
     save_file({**weights, name: change(weights[name]).contiguous()}, original / "model.safetensors")
     assert re.match(rf"source={original}: .*{re.escape(words)}", refused(original))
@@ -67,20 +65,20 @@ def test_weights(original: Path, name: str, change: Callable[[Tensor], Tensor], 
         ({"vocab_size": None}, "the config lacks vocab_size"),
     ],
 )
-def test_config(original: Path, changed: dict[str, Any], words: str) -> None:
+def test_config(original, changed, words):
     path = original / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
     assert re.match(rf"source={original}: .*{re.escape(words)}", refused(original))
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_safetensors_file_that_was_cut(original: Path, size: int) -> None:
+def test_a_safetensors_file_that_was_cut(original, size):
     path = original / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
     assert refused(original).startswith(f"source={path}: cannot be read: it is cut short")
 
 
-def test_an_empty_vocabulary(original: Path) -> None:
+def test_an_empty_vocabulary(original):
     path = original / "vocab"
     path.write_text("\n\n")
     words = refused(original, vocabulary=path, **{"data.level": "byte"})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.config.architecture import TransformerXLConfig
@@ -29,6 +29,7 @@ from txl_lightning.model.positions import (
     attention_mask,
     roll_streams,
 )
+from txl_lightning.model.shapes import Counts, Flags, Hidden, KeysValues, Mask, Requested, Tokens
 from txl_lightning.model.transformer_xl import TransformerXL
 
 GROWTH = 1.5  # length of a new buffer, relative to what it must hold at once
@@ -71,7 +72,7 @@ class KeyValueMemory:
     made_by: object
     begin: int = 0
     filled: int = 0
-    in_document_B: Int[Tensor, " B"] | None = None
+    in_document_B: Counts | None = None
 
     @property
     def length(self) -> int:
@@ -89,7 +90,7 @@ class KeyValueMemory:
         self.buffer_NPXCE = None
         return successor
 
-    def reset(self, done_B: Bool[Tensor, " B"]) -> KeyValueMemory:
+    def reset(self, done_B: Flags) -> KeyValueMemory:
         """Let some streams start from scratch (`CarriedState.reset`); this memory is spent."""
         memory = self.spend()
         memory.in_document_B = after_reset(self, done_B, memory._buffer().device)
@@ -158,7 +159,7 @@ class KeyValueMemory:
         return moved
 
     @torch.no_grad()
-    def write(self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"]) -> Float[Tensor, "P H B K E"]:
+    def write(self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"]) -> KeysValues:
         """Write layer n's projections of a segment after the memory; return all K = M + T as views.
 
         Raises:
@@ -286,13 +287,13 @@ class CachedTransformerXL(ScoringModel):
 
     def __call__(
         self,
-        tokens_BT: Int[Tensor, "B T"] | None = None,
+        tokens_BT: Tokens | None = None,
         memory: KeyValueMemory | None = None,
         n_last: int | None = None,
         *,
-        inputs_BTD: Float[Tensor, "B T D"] | None = None,
-        lengths_B: Int[Tensor, " B"] | None = None,
-    ) -> tuple[Float[Tensor, "B Q D"], KeyValueMemory]:
+        inputs_BTD: Hidden | None = None,
+        lengths_B: Counts | None = None,
+    ) -> tuple[Requested, KeyValueMemory]:
         """Return the last layer's hidden states and the memory for the next segment.
 
         Args:
@@ -373,9 +374,7 @@ class _Distances:
         self.n_keys = -1
         self.mask_TK: Tensor | None = None
 
-    def of_segment(
-        self, T: int, M: int, like: Tensor
-    ) -> tuple[list[LayerPositions], Float[Tensor, "T K"]]:
+    def of_segment(self, T: int, M: int, like: Tensor) -> tuple[list[LayerPositions], Mask]:
         """Return positions for every layer, and the mask, for T tokens after a memory with M."""
         slots = self.model.config.memory_slots
         K = M + T

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from txl_lightning.errors import require
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
+from txl_lightning.model.shapes import Counts, Tokens
 from txl_lightning.model.transformer_xl import TransformerXL
 
 MIN_TEMPERATURE = 1e-6
@@ -35,7 +36,7 @@ class GenerativeModel(Protocol):
 
 def generate(
     model: GenerativeModel,
-    prompt_BT: Int[Tensor, "B T"] | Sequence[Int[Tensor, " _T"]],
+    prompt_BT: Tokens | Sequence[Int[Tensor, " _T"]],
     n_tokens: int,
     *,
     top_k: int | None = 40,
@@ -45,7 +46,7 @@ def generate(
     segment_len: int = 128,
     document_start: int | None = None,
     closed_documents: bool = False,
-) -> Iterator[Int[Tensor, " B"]]:
+) -> Iterator[Counts]:
     """Continue B prompts; yield one token per prompt as soon as it is drawn.
 
         for token_B in generate(model, prompt_BT, 500): ...
@@ -140,7 +141,7 @@ def _generators(seed: Seed | Sequence[Seed], n_prompts: int) -> list[torch.Gener
 
 def generate_all(
     model: GenerativeModel,
-    prompt_BT: Int[Tensor, "B T"] | Sequence[Int[Tensor, " _T"]],
+    prompt_BT: Tokens | Sequence[Int[Tensor, " _T"]],
     n_tokens: int,
     **options: Any,
 ) -> Int[Tensor, "B n_tokens"]:
@@ -301,7 +302,7 @@ def _sample(
     log_probabilities_BV: Float[Tensor, "B V"],
     sampling: Sampling,
     generators: list[torch.Generator],
-) -> Int[Tensor, " B"]:
+) -> Counts:
     """Draw one candidate for every stream, with one generator for all or one for each."""
     probabilities_Bk, tokens_Bk = candidates(
         log_probabilities_BV, sampling.top_k, sampling.top_p, sampling.temperature

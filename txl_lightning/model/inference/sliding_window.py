@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from txl_lightning.errors import require
+from txl_lightning.model.shapes import Hidden, LogProbabilities, TargetLosses, Targets, Tokens
 from txl_lightning.model.transformer_xl import TransformerXL
 
 
@@ -34,7 +35,7 @@ class SlidingWindow:
 
     @torch.no_grad()
     def __call__(
-        self, tokens_BT: Int[Tensor, "B T"], seen_BL: Int[Tensor, "B seen"] | None = None
+        self, tokens_BT: Tokens, seen_BL: Int[Tensor, "B seen"] | None = None
     ) -> tuple[Float[Tensor, "B 1 D"], Int[Tensor, "B L"]]:
         """Return the last token's hidden state, from the window that ends with it, and the window's tokens."""
         text = tokens_BT
@@ -47,10 +48,10 @@ class SlidingWindow:
     @torch.no_grad()
     def score(
         self,
-        tokens_BT: Int[Tensor, "B T"],
-        targets_BT: Int[Tensor, "B T_targets"],
+        tokens_BT: Tokens,
+        targets_BT: Targets,
         seen_BL: Int[Tensor, "B seen"] | None = None,
-    ) -> tuple[Float[Tensor, "B T_targets"], Int[Tensor, "B L"]]:
+    ) -> tuple[TargetLosses, Int[Tensor, "B L"]]:
         """Return nll_t = -log P(target_t | its window) in nats, by a forward pass for each target.
 
         `tokens_BT` may be longer than `targets_BT`; the first tokens are then context without a
@@ -73,6 +74,6 @@ class SlidingWindow:
         assert seen_BL is not None
         return torch.cat(nll, dim=1), seen_BL
 
-    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+    def log_probabilities(self, hidden_BTD: Hidden) -> LogProbabilities:
         """Return log P(token | h) for every token in the vocabulary, from a call's hidden states."""
         return self.model.log_probabilities(hidden_BTD)
