@@ -23,7 +23,7 @@ from txl_lightning.evaluation.attention import (
     run,
     text_attention,
 )
-from txl_lightning.evaluation.attention_figures import most_attended, printable
+from txl_lightning.evaluation.attention_figures import printable
 from txl_lightning.evaluation.options import AttentionOptions
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -199,46 +199,6 @@ def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures)
             0.1 / 7,
         )
         np.testing.assert_allclose(shown, expected, rtol=1e-6)
-
-
-def test_lengths_heads_and_splits_that_are_asked_for_are_used(
-    runs: SmallRuns, tmp_path: Path, drawn: Figures
-) -> None:
-    lengths = {"mem_len": 5, "same_length": False, "segment_len": 6, "batch_size": 3}
-    given = {
-        "split": "test",
-        "max_segments": 4,
-        "text_position": 40,
-    }
-    found, _ = written(
-        runs,
-        "shaw",
-        tmp_path,
-        **lengths,
-        **given,
-    )
-    assert (found["distances"], found["terms"]) == (6, "ab")
-    assert found["queries"] == 3 * (4 * 6 - 5)
-    heads = found["text"].pop("heads")
-    assert found["text"] == {"position": 40, "targets": 6}
-    titles = [axes.get_title(loc="left") for axes in drawn["text.svg"].axes]
-    for head, title in zip(heads, titles, strict=False):
-        layer, number = head.split(":")
-        assert title == f"layer {layer}, head {number}"
-
-
-def test_a_fifth_of_the_tokens_is_marked() -> None:
-    weights = np.random.default_rng(0).random((4, 20))
-    weights[1, 2:] = 0
-    marked = most_attended(weights)
-    assert marked.sum(axis=1).tolist() == [
-        4,
-        2,
-        4,
-        4,
-    ]
-    first = weights[0]
-    assert first[marked[0]].min() > first[~marked[0]].max()
 
 
 def test_tokens_are_shown_in_glyphs_of_the_font() -> None:

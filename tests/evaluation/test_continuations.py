@@ -117,20 +117,6 @@ def written(directory: Path, runs: SmallRuns, name: str, text: str) -> list[dict
     return rows
 
 
-def test_formats_of_a_table_give_the_same_rows(runs: SmallRuns, tmp_path: Path) -> None:
-    tsv = "id\tcontext\tcontinuation\n1\tline 7:\t the\n2\tline 7:\t zzz\n3\tis \t49\n"
-    rows = written(tmp_path, runs, "table.tsv", tsv)
-    added = ["tokens", "nats", "greedy", "rank"]
-    assert list(rows[0]) == ["context", "continuation", *added]
-    assert [row["tokens"] for row in rows] == ["4", "4", "2"]
-    lines = []
-    for row in rows:
-        given = {name: row[name] for name in ("context", "continuation")}
-        lines.append(json.dumps(given))
-    assert written(tmp_path, runs, "table.jsonl", "\n".join(lines)) == rows
-    assert written(tmp_path, runs, "table.csv", tsv.replace("\t", ",")) == rows
-
-
 def test_ranks_are_of_rows_with_the_same_context_wherever_they_stand(
     runs: SmallRuns, tmp_path: Path
 ) -> None:

@@ -15,13 +15,12 @@ from tests.evaluation.scored import losses, result
 from tests.evaluation.small_runs import SmallRuns
 from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import evaluation_lengths
-from txl_lightning.data.corpus import SPLITS, load_corpus
-from txl_lightning.data.vocabulary import without_marks
+from txl_lightning.data.corpus import load_corpus
 from txl_lightning.evaluation import losses as losses_module
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run
 from txl_lightning.evaluation.scores import LINE_WIDTH
-from txl_lightning.evaluation.trained import checkpoint_corpus, load_trained
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.training.run import train
 
 UNCACHED = ["compressive", "tokens"]
@@ -180,21 +179,6 @@ def test_another_text_is_read_in_the_checkpoints_vocabulary(
         batch_size=1,
     )
     assert whole["whole"]["tokens"] == other.stat().st_size - 1  # all but the first
-
-
-def test_a_text_for_a_model_of_sentences_has_the_marks_of_its_corpus(
-    runs: SmallRuns, tmp_path: Path
-) -> None:
-    checkpoint = runs.checkpoint("sentences")
-    trained = load_trained(checkpoint)
-    path = {split: str(runs.folder / f"lm1b/{split}.txt") for split in SPLITS}
-    own = checkpoint_corpus(trained, checkpoint)
-    given = checkpoint_corpus(trained, checkpoint, path)
-    text = own.vocabulary.decode(without_marks(own.splits["test"]))
-    assert text.count("\n\nthe cat sat") > 10
-    for split in SPLITS:
-        assert np.array_equal(given.splits[split], own.splits[split])
-        assert np.array_equal(given.sentences[split], own.sentences[split])
 
 
 BFLOAT16 = [("relative", {"cached": False}), ("shaw_words", {}), ("qrnn", {})]

@@ -12,7 +12,7 @@ from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.losses import TokenLosses
-from txl_lightning.evaluation.scores import LINE_WIDTH, SplitScores, notes, score_line
+from txl_lightning.evaluation.scores import LINE_WIDTH, loss_values, notes, score_line
 from txl_lightning.evaluation.trained import load_trained
 
 
@@ -32,7 +32,7 @@ def values_of(
         {},
         0.126,
     )
-    return SplitScores(corpus, "test", 2).values(losses)
+    return loss_values(losses, corpus, "test", 2)
 
 
 def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Path) -> None:

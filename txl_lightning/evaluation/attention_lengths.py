@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,13 +14,13 @@ from txl_lightning.config.lengths import training_lengths
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.errors import require
 from txl_lightning.evaluation.protocol import Protocol
-from txl_lightning.evaluation.scores import SplitScores
-from txl_lightning.evaluation.units import UNITS, loss_unit
+from txl_lightning.evaluation.units import UNITS
 from txl_lightning.reporting.canvas import line_figure
 
 CHOSEN_ON = "valid"
 AtLength: TypeAlias = tuple[int, Protocol]
 """Attention length, and the protocol at this length."""
+Score: TypeAlias = Callable[[Protocol, str, str], dict[str, Any]]
 
 
 def lengths_to_try(protocol: Protocol, lengths: Sequence[int]) -> list[AtLength]:
@@ -42,45 +42,45 @@ def lengths_to_try(protocol: Protocol, lengths: Sequence[int]) -> list[AtLength]
 
 
 def select_length(
-    scores: Mapping[str, SplitScores], tried: Sequence[AtLength]
+    splits: Sequence[str], tried: Sequence[AtLength], score: Score, unit: str
 ) -> dict[str, dict[str, Any]]:
     """Choose the attention length on validation; score all splits at training's lengths and at this length.
+
+    Args:
+        splits: names of the splits, `CHOSEN_ON` among them.
+        tried: training's length, then others.
+        score: returns a split's values with a protocol; the last argument ends the names of its files.
+        unit: compared is the loss in this unit.
 
     Returns:
         The entries of the splits in `evaluation.json`.
     """
-    init_length, init = tried[0]
-    sweep, place = sweep_split(tried, scores[CHOSEN_ON])
-    length, best = tried[place]
-    entries = {}
-    for split, split_scores in scores.items():
-        entry = split_scores.row(init)
-        entry["selected"] = {
-            "chosen_on": CHOSEN_ON,
-            "attention_length": length,
-            "init": {"attention_length": init_length, **split_scores.row(init, "_init")},
-            "best": {"attention_length": length, **split_scores.row(best, "_best")},
-        }
-        entries[split] = entry
-    entries[CHOSEN_ON]["sweep"] = sweep
-    return entries
 
+    def row_at(place: int, split: str) -> dict[str, Any]:
+        length, protocol = tried[place]
+        stem = f"_{length}" if place else "_init"
+        return {"attention_length": length, **score(protocol, split, stem)}
 
-def sweep_split(tried: Sequence[AtLength], scores: SplitScores) -> tuple[dict[str, Any], int]:
-    """Score a split at every length; return its entry `sweep`, and the best length's index."""
-    unit = loss_unit(scores.corpus.vocabulary.level)
-    tolerance = UNITS[unit].tolerance
-    rows = [
-        {
-            "attention_length": length,
-            **scores.row(protocol),
-        }
-        for length, protocol in tried
-    ]
+    rows = [row_at(place, CHOSEN_ON) for place in range(len(tried))]
     longest_first = reversed(range(len(rows)))
     best = min(longest_first, key=lambda place: rows[place][unit])
+    entries = {}
+    for split in splits:
+        at_init = rows[0]
+        at_best = rows[best]
+        if split != CHOSEN_ON:
+            at_init = row_at(0, split)
+            at_best = row_at(best, split) if best else at_init
+        selected = {
+            "chosen_on": CHOSEN_ON,
+            "attention_length": tried[best][0],
+            "init": at_init,
+            "best": at_best,
+        }
+        entries[split] = {**at_init, "selected": selected}
+    tolerance = UNITS[unit].tolerance
     limit = rows[best][unit] + tolerance
-    sweep = {
+    entries[CHOSEN_ON]["sweep"] = {
         "length_option": tried[0][1].length_option,
         "unit": unit,
         "tolerance": tolerance,
@@ -89,7 +89,7 @@ def sweep_split(tried: Sequence[AtLength], scores: SplitScores) -> tuple[dict[st
         "attention_length": min(row["attention_length"] for row in rows if row[unit] <= limit),
         "lengths": rows[1:],
     }
-    return sweep, best
+    return entries
 
 
 def first_tokens(corpus: Corpus, n: int | None) -> Corpus:

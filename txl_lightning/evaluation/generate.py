@@ -123,8 +123,6 @@ def check_options(options: GenerateOptions) -> None:
     )
     check_values(options)
     Sampling(options.top_k, options.top_p, options.temperature).check()
-    fits = options.position is None or options.context is not None
-    require(fits, "position", options.position, "must be an integer >= 0, with context=N")
     require(options.stop != "", "stop", options.stop, "must be a text, or null")
 
 
@@ -218,10 +216,6 @@ def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: i
     allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"
     require(last >= 0, "context", n_context, allowed)
     position = options.position
-    if position is None:
-        # Leave room for the whole continuation if the split is long enough.
-        n_places = max(last - options.n_tokens, 0) + 1
-        position = int(np.random.default_rng(options.seed).integers(n_places))
     allowed = f"must be in 0 … {last} with context={n_context}"
     require(position <= last, "position", position, allowed)
     end = position + n_context

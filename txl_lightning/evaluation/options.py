@@ -9,7 +9,7 @@ from omegaconf import MISSING
 
 from txl_lightning.config.architecture import option
 from txl_lightning.config.schemas import SEED, Config, LoggerConfig
-from txl_lightning.errors import COUNT, Rule, at_most, one_of
+from txl_lightning.errors import COUNT, LENGTH, Rule, at_most, one_of
 
 TABLE_9 = (800, 1800, 2800, 3800)  # attention lengths
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
@@ -183,7 +183,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
         prompt: text to continue; null to continue tokens from a corpus.
         prompt_ids: token ids to continue; instead of `prompt`.
         context: how many consecutive tokens from the corpus to continue; instead of `prompt`.
-        position: where the first of these tokens stands in the split; null for a random one.
+        position: where the first of these tokens stands in the split.
         split: train, valid or test, for `context`; null for test, or for another text (`data_path`) as a whole.
         n_tokens: tokens to generate, at most.
         n_samples: samples to generate, one after the other.
@@ -191,7 +191,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
         temperature: divides the logits.
         stop: text: a sample ends with the token that completes it; null for none.
-        seed: seed for the first sample, and for `position`; the next sample has seed + 1.
+        seed: seed for the first sample; the next sample has seed + 1.
         mem_len: memory length in tokens; null for the length in the run's evaluation. A run without recurrence then
             recomputes a window as long as its training segment for every token. Distances beyond training's longest are
             clamped.
@@ -200,7 +200,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     prompt: str | None = None
     prompt_ids: list[int] | None = None
     context: int | None = option(None, COUNT)
-    position: int | None = None
+    position: int = option(0, LENGTH)
     split: str | None = option(None, one_of(*SPLITS))
     n_tokens: int = option(500, COUNT)
     n_samples: int = option(1, COUNT, at_most("samples"))

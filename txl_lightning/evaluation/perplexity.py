@@ -25,7 +25,8 @@ from txl_lightning.evaluation.commands import (
 from txl_lightning.evaluation.continuations import score_table
 from txl_lightning.evaluation.options import OWN_SPLITS, EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, given_lengths, protocol_from_options
-from txl_lightning.evaluation.scores import SplitScores, notes, score_line
+from txl_lightning.evaluation.scores import notes, score_line, score_split
+from txl_lightning.evaluation.units import loss_unit
 from txl_lightning.files import write_json
 
 Entries = dict[str, dict[str, Any]]
@@ -65,14 +66,20 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     corpus, splits = open_text(trained, options, asked_for, OWN_SPLITS)
     corpus = first_tokens(corpus, options.sweep_tokens)
     protocol = protocol_from_options(trained, options, whole=WHOLE in splits)
-    folder = directory if options.losses else None
-    scores = {}
-    for split in splits:
-        scores[split] = SplitScores(corpus, split, options.block_len, folder)
-    if options.attention_lengths is None:
-        entries = score_splits(scores, protocol, options)
+
+    def score(protocol: Protocol, split: str, stem: str = "") -> dict[str, Any]:
+        return score_split(protocol, corpus, split, options, directory, stem)
+
+    entries: Entries = {}
+    if options.attention_lengths is not None:
+        tried = lengths_to_try(protocol, options.attention_lengths)
+        entries = select_length(splits, tried, score, loss_unit(corpus.vocabulary.level))
     else:
-        entries = select_length(scores, lengths_to_try(protocol, options.attention_lengths))
+        has_lengths = given_lengths(options).keys() - {"batch_size", "max_segments"}
+        for split in splits:
+            entries[split] = score(protocol, split)
+            if has_lengths:
+                entries[split]["init"] = score(protocol.at_training_lengths(), split, "_init")
     settings = next(iter(entries.values()))["evaluation"]
     memory = Lengths(0, settings.get("mem_len"))
     results: dict[str, Any] = {
@@ -107,20 +114,6 @@ def check_options(options: EvaluateOptions) -> None:
         for name in ("attention_lengths", "data_path", "splits", "losses"):
             value = getattr(options, name)
             require(not value, name, value, "must be left out with continuations")
-
-
-def score_splits(
-    scores: dict[str, SplitScores], protocol: Protocol, options: EvaluateOptions
-) -> Entries:
-    """Score every split at the command's lengths, and at training's if the command gives others."""
-    given = given_lengths(options).keys() - {"batch_size", "max_segments"}
-    entries = {}
-    for split, split_scores in scores.items():
-        entry = split_scores.row(protocol, "")
-        if given:
-            entry["init"] = split_scores.row(protocol.at_training_lengths())
-        entries[split] = entry
-    return entries
 
 
 def lines_of(entries: Entries) -> list[str]:

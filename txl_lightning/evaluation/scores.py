@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,77 +12,61 @@ import numpy as np
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.evaluation.losses import TokenLosses, standard_error, text_units
+from txl_lightning.evaluation.options import EvaluateOptions
+from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.evaluation.units import UNITS, errors_by_unit, loss_metrics, shown_units
 from txl_lightning.files import write_atomically
 
 LINE_WIDTH = 100
 
 
-@dataclass(frozen=True)
-class SplitScores:
-    """One split's losses, remembered by their protocol's settings, and their values in `evaluation.json`.
+def score_split(
+    protocol: Protocol,
+    corpus: Corpus,
+    split: str,
+    options: EvaluateOptions,
+    directory: Path,
+    stem: str = "",
+) -> dict[str, Any]:
+    """Score a split; return its values, the settings, and the losses file's name, if it is written.
 
     Args:
+        protocol: lengths, streams and precision.
         corpus: the split's corpus.
-        split: the split's name.
-        block_len: tokens in a block, the unit for standard errors in a split without sentences.
-        folder: folder for all tokens' losses; None to write none.
+        split: name of the split.
+        options: `block_len` and `losses`.
+        directory: folder for the losses file.
+        stem: ends the name of the losses file.
     """
+    losses = protocol.losses(corpus, split)
+    row = loss_values(losses, corpus, split, options.block_len)
+    if options.losses:
+        row["losses"] = f"losses_{split}{stem}.npz"
+        arrays: Any = {"nll": losses.nll, "positions": losses.positions}
+        write_atomically(directory / row["losses"], lambda path: np.savez(path, **arrays))
+    row["evaluation"] = protocol.settings()
+    return row
 
-    corpus: Corpus
-    split: str
-    block_len: int
-    folder: Path | None = None
-    known: dict[str, TokenLosses] = field(default_factory=dict, repr=False)
 
-    def row(self, protocol: Any, stem: str | None = None) -> dict[str, Any]:
-        """Score the split, unless it was scored with these settings before; return its values and the settings.
-
-        Args:
-            protocol: lengths, streams and precision.
-            stem: ends the name of the losses file, if it is written; None to write none.
-        """
-        settings = protocol.settings()
-        if str(settings) not in self.known:
-            self.known[str(settings)] = protocol.losses(
-                self.corpus,
-                self.split,
-            )
-        losses = self.known[str(settings)]
-        row = self.values(losses)
-        if stem is not None and self.folder is not None:
-            row["losses"] = f"losses_{self.split}{stem}.npz"
-            arrays: Any = {"nll": losses.nll, "positions": losses.positions}
-            write_atomically(
-                self.folder / row["losses"],
-                lambda path: np.savez(path, **arrays),
-            )
-        row["evaluation"] = settings
-        return row
-
-    def values(self, losses: TokenLosses) -> dict[str, Any]:
-        """Return the values that `evaluation.json` has for every split and length."""
-        vocabulary = self.corpus.vocabulary
-        n_tokens = len(losses.nll)
-        # After the last sentence of a split comes the `<S>` of the first.
-        tokens = self.corpus.splits[self.split].take(
-            losses.positions,
-            mode="wrap",
-        )
-        n_bytes = vocabulary.count_bytes(without_marks(tokens))
-        bytes_per_token = None if n_bytes is None else n_bytes / n_tokens
-        sentences = self.corpus.sentences.get(self.split)
-        units_P, unit_name = text_units(losses.positions, sentences, self.block_len)
-        error, n_units = standard_error(losses.nll, units_P)
-        errors = errors_by_unit(error, losses.mean, vocabulary.level)
-        return {
-            **loss_metrics(losses.mean, vocabulary.level, bytes_per_token),
-            "standard_error": {**errors, "over": unit_name, "units": n_units},
-            "tokens": n_tokens,
-            "bytes": n_bytes,
-            "left_out": losses.left_out,
-            "seconds": round(losses.seconds, 2),
-        }
+def loss_values(losses: TokenLosses, corpus: Corpus, split: str, block_len: int) -> dict[str, Any]:
+    """Return the values that `evaluation.json` has for every split and length."""
+    vocabulary = corpus.vocabulary
+    n_tokens = len(losses.nll)
+    # After the last sentence of a split comes the `<S>` of the first.
+    tokens = corpus.splits[split].take(losses.positions, mode="wrap")
+    n_bytes = vocabulary.count_bytes(without_marks(tokens))
+    bytes_per_token = None if n_bytes is None else n_bytes / n_tokens
+    units_P, unit_name = text_units(losses.positions, corpus.sentences.get(split), block_len)
+    error, n_units = standard_error(losses.nll, units_P)
+    errors = errors_by_unit(error, losses.mean, vocabulary.level)
+    return {
+        **loss_metrics(losses.mean, vocabulary.level, bytes_per_token),
+        "standard_error": {**errors, "over": unit_name, "units": n_units},
+        "tokens": n_tokens,
+        "bytes": n_bytes,
+        "left_out": losses.left_out,
+        "seconds": round(losses.seconds, 2),
+    }
 
 
 def score_line(title: str, values: Mapping[str, Any]) -> str:
