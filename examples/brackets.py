@@ -14,7 +14,8 @@ import numpy as np
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.sources import Source, cut_file, generated, open_vocabulary, register_corpus
 
-OPENING, CLOSING = "([{<", ")]}>"
+OPENING = "([{<"
+CLOSING = ")]}>"
 
 
 @dataclass
@@ -27,10 +28,12 @@ class BracketsData(DataConfig):
 
 def text(depth: int, n_tokens: int) -> str:
     """Return random brackets: each opens one more or closes the last one, with equal probability."""
-    random, opened, brackets = np.random.RandomState(1), list[int](), ""
-    for opens, kind in zip(
-        random.randint(2, size=n_tokens), random.randint(len(OPENING), size=n_tokens), strict=True
-    ):
+    random = np.random.RandomState(1)
+    opened: list[int] = []
+    brackets = ""
+    coins = random.randint(2, size=n_tokens)
+    kinds = random.randint(len(OPENING), size=n_tokens)
+    for opens, kind in zip(coins, kinds, strict=True):
         if not opened or (opens and len(opened) < depth):
             opened.append(kind)
             brackets += OPENING[kind]

@@ -50,7 +50,11 @@ def run(options: DynamicOptions, directory: Path) -> list[str]:
     return [f"{options.split}: {nll:.4f} nats per token"]
 
 
-SUMMARY = "loss of a checkpoint that learns from the text as it reads it"
 register_measurement(
-    Command("dynamic checkpoint=PATH", __name__, f"{__name__}.DynamicOptions", SUMMARY)
+    Command(
+        "dynamic checkpoint=PATH",
+        __name__,
+        f"{__name__}.DynamicOptions",
+        "loss of a checkpoint that learns from the text as it reads it",
+    )
 )

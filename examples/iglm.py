@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-WHEEL, FOLDER = "iglm-0.1.0-py3-none-any.whl", "iglm/trained_models"
+WHEEL = "iglm-0.1.0-py3-none-any.whl"
+FOLDER = "iglm/trained_models"
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"  # numbers 5 … 24
 SEPARATOR, FIRST, TAGS = 3, 5, (31, 26)  # [HEAVY] [HUMAN]
 OTHERS = [
@@ -37,7 +38,8 @@ class Chains(nn.Module):
     every target has a run of its own. Its distribution is of residues and the end alone, by which chains are drawn.
     """
 
-    limit, one_pass = 510, False
+    limit = 510
+    one_pass = False
 
     def __init__(self, network: Any) -> None:
         super().__init__()

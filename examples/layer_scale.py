@@ -28,7 +28,8 @@ class LayerScaleLayer(TransformerXLLayer):
 
     def __init__(self, config: LayerScaleConfig) -> None:
         super().__init__(config)
-        self.pre_norm, self.start = True, config.start
+        self.pre_norm = True
+        self.start = config.start
         self.attention_scale = nn.Parameter(
             torch.empty(config.d_model)
         )  # vectors: Muon is for matrices

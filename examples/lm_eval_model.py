@@ -51,7 +51,7 @@ class TransformerXLForHarness(LM):
         vocabulary = self.trained.vocabulary
         if vocabulary.level == "word":
             return [vocabulary.numbers[END_OF_LINE]]
-        return [int(token) for token in vocabulary.encode(b"\n")[:1]]
+        return vocabulary.encode(b"\n")[:1].tolist()
 
     def with_start(self, continuation: Continuation) -> Continuation:
         """Return a continuation whose first token can be scored."""
@@ -78,9 +78,10 @@ class TransformerXLForHarness(LM):
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Return log P(text)."""
-        pairs = [
-            Instance("loglikelihood", request.doc, ("", request.args[0]), 0) for request in requests
-        ]
+        pairs = []
+        for request in requests:
+            after_nothing = ("", request.args[0])
+            pairs.append(Instance("loglikelihood", request.doc, after_nothing, 0))
         return [log_likelihood for log_likelihood, _ in self.loglikelihood(pairs)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -88,20 +89,19 @@ class TransformerXLForHarness(LM):
         import torch
 
         texts = []
+        vocabulary = self.trained.vocabulary
         for request in requests:
             context, options = request.args
-            tokens = (
-                encode_open(self.trained.vocabulary, context, self.trained.closed_sentences)
-                or self.start
-            )
+            tokens = encode_open(vocabulary, context, self.trained.closed_sentences)
+            if not tokens:
+                tokens = self.start
             n_tokens = options.get("max_gen_toks", N_GENERATED)
             drawn: list[int] = []
             text = ""
-            for token_1 in generate(
-                self.protocol.model(), torch.tensor([tokens]), n_tokens, top_k=1
-            ):
+            prompt = torch.tensor([tokens])
+            for token_1 in generate(self.protocol.model(), prompt, n_tokens, top_k=1):
                 drawn.append(int(token_1))
-                text = self.trained.vocabulary.decode(drawn)
+                text = vocabulary.decode(drawn)
                 ends = [text.find(end) for end in options.get("until", []) if end in text]
                 if ends:
                     text = text[: min(ends)]
@@ -114,9 +114,11 @@ def main() -> None:
     """Evaluate a checkpoint on tasks of a folder, and print their metrics as JSON."""
     options = dict(word.split("=", 1) for word in sys.argv[1:])
     folder, _, names = options["tasks"].rpartition(":")
-    tasks = TaskManager(include_path=str(Path(folder).resolve()) if folder else None)
+    path = str(Path(folder).resolve())
     found = simple_evaluate(
-        TransformerXLForHarness(options["checkpoint"]), tasks=names.split(","), task_manager=tasks
+        TransformerXLForHarness(options["checkpoint"]),
+        tasks=names.split(","),
+        task_manager=TaskManager(include_path=path),
     )
     print(json.dumps(found["results"], indent=2, default=str))
 

@@ -30,14 +30,12 @@ class Corridors:
 
     def observe(self) -> Tensor:
         """Begin the corridors that are due; return the signs, walls and junctions that are in sight, one-hot."""
-        wall = WAYS
-        junction = WAYS + 1
         drawn_2B = torch.rand(2, len(self.first_B), generator=self.generator)
         sign_B = (drawn_2B[0] * WAYS).long()
         steps_B = SHORTEST + (drawn_2B[1] * (LONGEST - SHORTEST + 1)).long()
         self.sign_B = torch.where(self.first_B, sign_B, self.sign_B)
         self.left_B = torch.where(self.first_B, steps_B, self.left_B) - 1
-        later_B = torch.where(self.left_B > 0, wall, junction)
+        later_B = torch.where(self.left_B > 0, WAYS, WAYS + 1)  # wall or junction
         seen_B = torch.where(self.first_B, self.sign_B, later_B)
         return nn.functional.one_hot(seen_B, WAYS + 2).float()
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from txl_lightning import Encoding, LayerPositions, TransformerXLConfig, register_encoding
 
-BUCKETS, FARTHEST = 32, 128
+BUCKETS = 32
+FARTHEST = 128
 
 
 @register_encoding("t5", terms="ad", extrapolates=True)
@@ -33,8 +34,9 @@ class T5Bias(Encoding):
         if clamp_len > 0:
             distances = distances.clamp(max=clamp_len)
         single = BUCKETS // 2
-        doublings = (distances / single).clamp(min=1).log() / math.log(FARTHEST / single)
-        wide = (single + (BUCKETS - single) * doublings).long().clamp(max=BUCKETS - 1)
-        return [
-            LayerPositions(bias_HS=self.bias[:, distances.where(distances < single, wide)])
-        ] * self.n_layer
+        logarithms = (distances / single).clamp(min=1).log()
+        share = logarithms / math.log(FARTHEST / single)
+        wide = (single + single * share).long().clamp(max=BUCKETS - 1)
+        buckets = distances.where(distances < single, wide)
+        positions = LayerPositions(bias_HS=self.bias[:, buckets])
+        return [positions] * self.n_layer

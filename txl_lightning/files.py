@@ -164,20 +164,6 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def append_text(path: Path, text: str) -> None:
-    """Append UTF-8 text to a file: all or, if the disk is full, nothing.
-
-    Raises:
-        OSError: it could not be written.
-    """
-    data = text.encode()
-    with path.open("ab", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
-        if file.write(data) < len(data):
-            file.truncate(end)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-
 def write_json(path: Path, value: Any, allow_nan: bool = True, ensure_ascii: bool = True) -> None:
     """Write a JSON file atomically, indented by 2, with a newline at its end.
 

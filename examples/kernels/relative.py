@@ -414,8 +414,9 @@ def _backward_of_queries(
     """Gradient of a tile of queries, its part of those of u and v, and `deltas`."""
     i0, hb, h, b = _tile_of_matrix(B, BLOCK)
     S = K + 1
-    k += h * k_h + b * k_b
-    values += h * k_h + b * k_b
+    of_keys = h * k_h + b * k_b
+    k += of_keys
+    values += of_keys
     queries = q + h * q_h + b * q_b
     content, position = _queries(queries, u, v, h, i0, T, q_t, READ_A, READ_B, E, WIDTH, BLOCK)
     of_heads = (b * T * H + h) * E

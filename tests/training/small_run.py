@@ -38,6 +38,7 @@ from txl_lightning.evaluation.models import Model, State, model_class
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.perplexity import run as evaluate
 from txl_lightning.evaluation.trained import read_file
+from txl_lightning.training.checkpoints import RunCheckpoint
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
@@ -58,7 +59,9 @@ TINY = (
 )
 
 
-TEXT = "".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60))
+TEXT = ""
+for i in range(60):
+    TEXT += f"line {i}: the square of {i} is {i * i}\n"
 
 
 def tiny_config(directory: Path, *overrides: str) -> Config:
@@ -74,19 +77,27 @@ def tiny_config(directory: Path, *overrides: str) -> Config:
     return config
 
 
+def train_tiny(directory: Path, *overrides: str, name: str = "run") -> dict[str, Any]:
+    """Train on a small text in `directory`, whose folder `name` is the run directory; return the metrics."""
+    return train(tiny_config(directory, *overrides), directory / name)
+
+
 @cache
 def trained(*overrides: str) -> Path:
     """Train once in this process, and return the folder of text and run directory, `run`; tests only read it."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    train(tiny_config(folder, *overrides), folder / "run")
+    train_tiny(folder, *overrides)
     return folder
 
 
 def evaluated(checkpoint: Path | str, directory: Path, **options: Any) -> dict[str, Any]:
     """Return `evaluation.json` of `txl evaluate`."""
     directory.mkdir(exist_ok=True)
-    evaluate(EvaluateOptions(checkpoint=str(checkpoint), **options), directory)
+    evaluate(
+        EvaluateOptions(checkpoint=str(checkpoint), **options),
+        directory,
+    )
     return json.loads((directory / "evaluation.json").read_text())
 
 
@@ -97,15 +108,16 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
 
 def logged_rows(folder: Path) -> list[dict[str, str]]:
     """Return the rows of a CSVLogger: one file for each session, in which a later row of a step wins."""
-    rows: dict[tuple[int, tuple[str, ...]], dict[str, str]] = {}
-    versions = sorted(
-        folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1])
-    )
-    for path in versions:
+    rows: dict[tuple[int, str], dict[str, str]] = {}
+    sessions = list(folder.glob("version_*"))
+    for i in range(len(sessions)):
+        path = folder / f"version_{i}/metrics.csv"
+        if not path.exists():  # killed before its first row
+            continue
         for row in csv_rows(path):
-            named = {name: value for name, value in row.items() if value}
-            kind = tuple(sorted({name.split("/")[0] for name in named}))
-            rows[int(row["step"]), kind] = named
+            filled = {name: value for name, value in row.items() if value}
+            groups = sorted({name.split("/")[0] for name in filled})
+            rows[int(row["step"]), " ".join(groups)] = filled
     return [rows[key] for key in sorted(rows)]
 
 
@@ -126,16 +138,19 @@ def bare_module(
     """Return a module for use without a Trainer: what it asks one for is here."""
     data = DataConfig(segment_len=segment_len or 1)
     memory = MemoryConfig(gradient_segments=1 if segment_len else 0)
-    optimizer = OptimizerConfig(trainer.pop("optimizer", "adam"), lr=1e-3, clip_norm=1e-2)
+    optimizer = OptimizerConfig(
+        trainer.pop("optimizer", "adam"),
+        lr=1e-3,
+        clip_norm=1e-2,
+    )
     options: dict[str, Any] = {
         "optimizer": optimizer,
         "trainer": TrainerConfig(max_steps=10, **trainer),
         "loss": loss,
     }
     config = Config(data=data, memory=memory, **options)
-    module = LanguageModelModule(
-        model, config, Vocabulary("byte"), lengths or Lengths(1, mem_len=None)
-    )
+    module = LanguageModelModule(model, config, Vocabulary("byte"))
+    module.evaluation_lengths = lengths or Lengths(1, mem_len=None)
     module.trainer = SimpleNamespace(  # type: ignore[assignment]
         precision="32-true",
         precision_plugin=None,
@@ -179,26 +194,34 @@ def patch_module(
     monkeypatch.setattr(LanguageModelModule, method, patched)
 
 
+def with_losses(monkeypatch: Patch, losses: dict[int, float]) -> None:
+    """Let validations after these steps have other losses for the checkpoint that keeps the best."""
+    original = RunCheckpoint.on_validation_end
+
+    def patched(checkpoint: RunCheckpoint, trainer: Any, module: LanguageModelModule) -> None:
+        measured = module.metrics["val/nll"]
+        module.metrics["val/nll"] = losses.get(trainer.global_step, measured)
+        original(checkpoint, trainer, module)
+        module.metrics["val/nll"] = measured
+
+    monkeypatch.setattr(RunCheckpoint, "on_validation_end", patched)
+
+
 def poison(monkeypatch: Patch, steps: Container[int], what: str = "loss") -> None:
     """Make loss and gradients, or only gradients, not finite at some steps; with the loss the memory is spoilt too."""
 
     def spoil(module: LanguageModelModule) -> None:
         if module.trainer.global_step + 1 not in steps:
             return
+        factor = torch.nan if what == "loss" else torch.inf
         for parameter in module.parameters():
             if parameter.grad is not None:
-                parameter.grad.mul_(torch.nan if what == "loss" else torch.inf)
+                parameter.grad.mul_(factor)
         if what == "loss":
             module.training_memory.value.states.fill_(torch.nan)
             module.loss = module.loss * torch.nan
 
-    original = LanguageModelModule.configure_gradient_clipping
-
-    def patched(module: LanguageModelModule, *args: Any, **options: Any) -> None:
-        spoil(module)
-        original(module, *args, **options)
-
-    monkeypatch.setattr(LanguageModelModule, "configure_gradient_clipping", patched)
+    patch_module(monkeypatch, "configure_gradient_clipping", before=spoil)
 
 
 @cache
@@ -222,4 +245,7 @@ def _groups(overrides: tuple[str, ...]) -> DictConfig:
         other = any(word.startswith("data=") and word != "data=file" for word in overrides)
         path = [] if other else ["data.path=TEXT"]
         tiny = [word for word in TINY if not (other and word == "data.level=byte")]
-        return compose("config", overrides=[*tiny, *path, "data.cache_dir=CACHE", *overrides])
+        return compose(
+            "config",
+            overrides=[*tiny, *path, "data.cache_dir=CACHE", *overrides],
+        )

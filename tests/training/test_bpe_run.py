@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.data.test_byte_pairs import TEXT
-from tests.training.small_run import evaluated, tiny_config
+from tests.training.small_run import evaluated, tiny_config, train_tiny
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.evaluation.trained import load_trained
@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.txt").write_text(TEXT)
     (folder / "tokenizer.json").write_text(train_byte_pairs([TEXT], 300))
     options = ("data.level=bpe", f"data.tokenizer={folder / 'tokenizer.json'}")
-    train(tiny_config(folder, *SHORT, *options), folder / "run")
+    train_tiny(folder, *SHORT, *options)
     (folder / "tokenizer.json").unlink()
     shutil.rmtree(folder / "cache")
     return folder
@@ -38,14 +38,12 @@ def test_a_checkpoint_needs_no_tokenizer_file(run: Path, tmp_path: Path) -> None
     assert result["ppl"] == pytest.approx(metrics["test/ppl"], rel=1e-6)
     assert result["bpb"] == pytest.approx(metrics["test/bpb"], rel=1e-6)
     trained = load_trained(run / BEST)
-    corpus = load_corpus(trained.config.data, trained.vocabulary)
-    scored = np.delete(corpus.splits["test"], [0, len(corpus.splits["test"]) // 2])[
-        : result["tokens"]
-    ]
-    assert result["bytes"] == len(trained.vocabulary.decode_bytes(scored))
-    assert result["bpb"] == pytest.approx(
-        result["nll"] * result["tokens"] / result["bytes"] / math.log(2)
-    )
+    tokens = load_corpus(trained.config.data, trained.vocabulary).splits["test"]
+    targets = np.delete(tokens, [0, len(tokens) // 2])[: result["tokens"]]  # of two streams
+    n_bytes = len(trained.vocabulary.decode_bytes(targets))
+    assert result["bytes"] == n_bytes
+    bits = result["nll"] * result["tokens"] / math.log(2)
+    assert result["bpb"] == pytest.approx(bits / n_bytes)
     assert (run / "run/tokenizer.json").read_text() == trained.vocabulary.tokenizer
 
 

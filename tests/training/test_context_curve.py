@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.evaluation.kept_figures import curves, kept_figures
-from tests.training.small_run import logged_rows, tiny_config, trained
+from tests.training.small_run import logged_rows, tiny_config, train_tiny, trained
 from txl_lightning.config.lengths import trained_clamp
+from txl_lightning.config.schemas import Config
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.evaluation.trained import load_trained, read_file
-from txl_lightning.recl.loss_by_context import context_curve
+from txl_lightning.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.recl.positions import position_blocks
-from txl_lightning.training.callbacks import CurveFile
 from txl_lightning.training.run import train
 
 CONTEXTS = list(range(3, 25, 3))
@@ -28,66 +29,73 @@ OPTIONS = ("model.dropout=0.2", "evaluation.max_segments=2", "context_curve.max_
 )
 def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -> None:
     every = "context_curve.every_n_steps=6"
-    config = tiny_config(tmp_path, *OPTIONS, *arm.split(), every, "logger=csv")
+    config = tiny_config(
+        tmp_path,
+        *OPTIONS,
+        *arm.split(),
+        every,
+        "logger=csv",
+    )
     with kept_figures() as figures:
         train(config, tmp_path / "run")
 
-    lines = (tmp_path / "run/context_curve.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    model = load_trained(tmp_path / "run/checkpoints/last.ckpt").model
-    tokens = StreamsDataModule(config.data, config.evaluation).corpus.splits["valid"]
-    positions, blocks = position_blocks(len(tokens), len(tokens) - 24, CONTEXTS)
-    how = {"clamp_len": trained_clamp(config), "blocks": blocks, "bootstrap": 0}
-    expected = context_curve(model, tokens, positions, CONTEXTS, 8, **how)
-    assert [(row["steps"], row["contexts"]) for row in rows] == [(6, CONTEXTS), (12, CONTEXTS)]
-    assert rows[1]["nll"] == pytest.approx(expected.nll, rel=1e-6)
-    assert rows[1]["nll_standard_error"] == pytest.approx(expected.standard_error, rel=1e-5)
-    assert rows[1]["bpb"] == pytest.approx([nll / math.log(2) for nll in expected.nll], rel=1e-6)
+    first, last = rows_of(tmp_path / "run")
+    expected = measured(config, tmp_path / "run/checkpoints/last.ckpt")
+    assert (first["steps"], last["steps"], last["contexts"]) == (6, 12, CONTEXTS)
+    assert last["nll"] == pytest.approx(expected.nll, rel=1e-6)
+    assert last["nll_standard_error"] == pytest.approx(expected.standard_error, rel=1e-5)
+    assert last["bpb"] == pytest.approx([nll / math.log(2) for nll in expected.nll], rel=1e-6)
+    rows = [row for row in logged_rows(tmp_path / "run/csv") if "context/bpb/24" in row]
+    assert [row["step"] for row in rows] == ["6", "12"]
+    assert float(rows[1]["tokens"]) == 384
+    logged = {name: float(value) for name, value in rows[1].items()}
     for r, recl in expected.recl.items():
-        assert rows[1]["recl"][str(r)]["value"] == recl.value
-    logged = [row for row in logged_rows(tmp_path / "run/csv") if "context/bpb/24" in row]
-    assert [(row["step"], float(row["tokens"])) for row in logged] == [("6", 192), ("12", 384)]
-    last = {name: float(value) for name, value in logged[1].items()}
-    for c, bpb in zip(CONTEXTS, rows[1]["bpb"], strict=True):
-        assert last[f"context/bpb/{c}"] == pytest.approx(bpb)
-    for r, recl in rows[1]["recl"].items():
-        assert (last[f"recl/{r}"], last[f"recl/{r}/guarded"]) == (recl["value"], recl["guarded"])
+        assert last["recl"][str(r)]["value"] == recl.value == logged[f"recl/{r}"]
+        assert logged[f"recl/{r}/guarded"] == recl.guarded
     (axes,) = figures["context_curve.png"].axes
     for i, c in enumerate(CONTEXTS):
-        assert curves(axes)[f"{c} tokens"][1] == [row["bpb"][i] for row in rows]
+        assert logged[f"context/bpb/{c}"] == pytest.approx(last["bpb"][i])
+        drawn = curves(axes)[f"{c} tokens"][1]
+        assert drawn == [first["bpb"][i], last["bpb"][i]]
 
 
-def test_a_line_that_was_cut_short_and_later_rows_are_removed(tmp_path: Path) -> None:
-    curve = CurveFile(tmp_path / "curve.jsonl")
-    lines = [json.dumps({"steps": step}) + "\n" for step in (2, 4, 6)]
-    curve.path.write_text("".join(lines) + '{"steps": 6')
-    curve.keep_until(4)
-    assert curve.path.read_text() == lines[0] + lines[1]
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "context_curve.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def measured(config: Config, checkpoint: Path) -> ContextCurve:
+    """Measure the curve of a checkpoint at the positions of its run."""
+    model = load_trained(checkpoint).model
+    tokens = StreamsDataModule(config.data, config.evaluation).corpus.splits["valid"]
+    positions, blocks = position_blocks(
+        len(tokens),
+        len(tokens) - 24,
+        CONTEXTS,
+    )
+    options = {"clamp_len": trained_clamp(config), "blocks": blocks, "bootstrap": 0}
+    return context_curve(model, tokens, positions, CONTEXTS, 8, **options)
 
 
 @pytest.mark.full
 def test_one_of_two_processes_logs_it(tmp_path: Path) -> None:
     options = (*OPTIONS, "model.dropout=0", "context_curve.every_n_steps=6")
-    rows = []
-    for devices in (1, 2):
+    for devices in ("1", "2"):
         train(
-            tiny_config(tmp_path, *options, f"trainer.devices={devices}"), tmp_path / f"{devices}"
+            tiny_config(tmp_path, *options, f"trainer.devices={devices}"),
+            tmp_path / devices,
         )
-        rows.append(
-            [
-                *map(
-                    json.loads,
-                    (tmp_path / f"{devices}/context_curve.jsonl").read_text().splitlines(),
-                )
-            ]
-        )
-    assert len(rows[1]) == 2
-    for one, two in zip(*rows, strict=True):  # losses: RECL compares them, which rounding decides
+    rows = zip(
+        rows_of(tmp_path / "1"),
+        rows_of(tmp_path / "2"),
+        strict=True,
+    )
+    for one, two in rows:  # losses: RECL compares them, which rounding decides
         assert two["nll"] == pytest.approx(one["nll"], rel=1e-4)
 
 
 def test_the_training_does_not_notice(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, *OPTIONS, "context_curve.every_n_steps=3"), tmp_path / "with")
+    train_tiny(tmp_path, *OPTIONS, "context_curve.every_n_steps=3", name="with")
     runs = (tmp_path / "with", trained(*OPTIONS) / "run")
     ours, theirs = (read_file(run / "checkpoints/last.ckpt")["state_dict"] for run in runs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

@@ -12,7 +12,8 @@ from txl_lightning.training.run import train
 
 def test_a_run_says_at_once_what_it_does_and_at_the_end_which_way_is_better(tmp_path: Path) -> None:
     tiny_config(tmp_path)
-    (tmp_path / "text.txt").write_text("".join(f"word{i} and and {i % 7}\n" for i in range(900)))
+    lines = [f"word{i} and and {i % 7}\n" for i in range(900)]
+    (tmp_path / "text.txt").write_text("".join(lines))
     paths = (
         f"data.path={tmp_path}/text.txt",
         f"data.cache_dir={tmp_path}/cache",

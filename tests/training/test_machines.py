@@ -28,8 +28,20 @@ def test_auto_takes_the_first_accelerator_that_the_machine_has(
         (False, False, "optimizer=muon", "cpu", "32-true", "32-true"),
     ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has=cuda: has)
-        monkeypatch.setattr(torch.backends.mps, "is_available", lambda has=mps: has)
-        found = resolve_precision(resolve_accelerator(tiny_config(tmp_path, *options, word)))
+        monkeypatch.setattr(
+            torch.backends.mps,
+            "is_available",
+            lambda has=mps: has,
+        )
+        found = resolve_precision(
+            resolve_accelerator(
+                tiny_config(
+                    tmp_path,
+                    *options,
+                    word,
+                )
+            )
+        )
         assert [
             found.trainer.accelerator,
             found.trainer.precision,
@@ -69,7 +81,10 @@ def test_sums_of_losses_stay_in_float64(monkeypatch: Patch, without_float64: tup
     sums = bare_module(TransformerXL(TransformerXLConfig(vocab_size=256)))
     tokens = torch.zeros(1, 3, dtype=torch.int64)
 
-    sums.add_losses(torch.tensor([[2.0**30]]), tokens[:, :1])
+    sums.add_losses(
+        torch.tensor([[2.0**30]]),
+        tokens[:, :1],
+    )
     sums.add_losses(torch.ones(1, 3), tokens)
 
     assert sums.evaluation_sums.tolist() == [2.0**30 + 3, 4, 4]

@@ -13,15 +13,17 @@ from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning.config.schemas import plain
 
 OPTIONS = (
-    *(
-        "trainer.max_steps=30",
-        "trainer.val_every_n_steps=15",
-        "checkpoint.every_n_steps=10",
-        "data.batch_size=8",
-    ),
-    *("evaluation.batch_size=5", "data.random_start=true", "model.dropout=0"),
+    "trainer.max_steps=30",
+    "trainer.val_every_n_steps=15",
+    "checkpoint.every_n_steps=10",
+    "data.batch_size=8",
+    "evaluation.batch_size=5",
+    "data.random_start=true",
+    "model.dropout=0",
 )
-DOUBLE, GROUPS = "trainer.precision=64-true", "trainer.stream_groups=2"
+DOUBLE = "trainer.precision=64-true"
+GROUPS = "trainer.stream_groups=2"
+SEGMENTS = ("memory.gradient_segments=1", "loss=random_half", "data.batch_size=9")
 ARMS: dict[str, tuple[str, ...]] = {
     "single": (),
     "double": (DOUBLE,),
@@ -29,13 +31,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "clusters": ("model.cutoffs=[20,40,100]", "model.div_val=2"),
     "documents": ("memory.reset=document", "data.document_start='^line .*5:'", DOUBLE),
     "random half": ("loss=random_half", GROUPS, DOUBLE),
-    "gradient segments": (
-        "memory.gradient_segments=1",
-        "loss=random_half",
-        GROUPS,
-        DOUBLE,
-        "data.batch_size=9",
-    ),
+    "gradient segments": (*SEGMENTS, GROUPS, DOUBLE),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
 }
 
@@ -44,29 +40,41 @@ FEW = ["documents", "gradient segments"]  # `make test-all` takes all arms
 
 def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:
     """Train arms on several numbers of processes, and a run of 10 steps on 2 processes, resumed on all numbers."""
-
-    def job(name: str, W: int, *overrides: str) -> Run:
-        config = tiny_config(base, *OPTIONS, f"trainer.devices={W}", *overrides)
-        return plain(config), str(base / f"{name}{W}"), {}
-
     ragged = ("optimizer.schedule=constant", "data.batch_size=7")
-    half, resume = (
-        ("trainer.max_steps=10", *ragged),
-        (f"resume={base / 'half2/checkpoints/last.ckpt'}", *ragged),
-    )
-    for W in (2, *(W for W in worlds if W != 2)):
-        jobs = [job(arm, W, *ARMS[arm]) for arm in arms] + [job("half", 2, *half)] * (W == 2)
-        jobs.append(job("resumed", W, *resume))
+    overrides = {arm: ARMS[arm] for arm in arms}
+    overrides["half"] = ("trainer.max_steps=10", *ragged)
+    overrides["resumed"] = (f"resume={base / 'half2/checkpoints/last.ckpt'}", *ragged)
+    for W in worlds:
+        jobs: list[Run] = []
+        for name, words in overrides.items():
+            config = tiny_config(
+                base,
+                *OPTIONS,
+                f"trainer.devices={W}",
+                *words,
+            )
+            jobs.append(
+                (
+                    plain(config),
+                    str(base / f"{name}{W}"),
+                    {},
+                )
+            )
         if W == 1:
             recorded_runs(jobs)
         else:
             run_on_all(jobs, W)
+        overrides.pop("half", None)  # the first number is 2
     return base
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_all(tmp_path_factory.mktemp("ranks"), list(ARMS), (2, 3, 1))
+    return run_all(
+        tmp_path_factory.mktemp("ranks"),
+        list(ARMS),
+        (2, 3, 1),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -76,31 +84,37 @@ def few_arms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def differences(runs: Path, first: str, second: str) -> float:
     """The largest difference of the losses of a step."""
-    a, b = (recorded_losses(runs / name) for name in (first, second))
-    assert len(a) == len(b) >= 20
-    return max(abs(x - y) + 10 * (i != j) for (i, x), (j, y) in zip(a, b, strict=True))
+    largest = 0.0
+    losses = (recorded_losses(runs / first), recorded_losses(runs / second))
+    for (step, a), (other_step, b) in zip(*losses, strict=True):
+        assert step == other_step
+        largest = max(largest, abs(a - b))
+    assert len(losses[0]) >= 20
+    return largest
 
 
 def check_losses(runs: Path, arm: str, worlds: tuple[int, ...], tolerance: float) -> None:
-    for W in worlds[1:]:
+    files = [runs / f"{arm}{W}/metrics.json" for W in worlds]
+    one, *others = (json.loads(file.read_text()) for file in files)
+    for W, several in zip(worlds[1:], others, strict=True):
         assert differences(runs, f"{arm}1", f"{arm}{W}") < tolerance
-    metrics = [json.loads((runs / f"{arm}{W}" / "metrics.json").read_text()) for W in worlds]
-    for name in (
-        "val/tokens",
-        "test/tokens",
-        "tokens",
-    ):  # 5 evaluation streams do not divide by 2 or 3
-        assert len({m[name] for m in metrics}) == 1
-    for name in ("val/nll", "test/nll"):
-        assert max(m[name] for m in metrics) - min(m[name] for m in metrics) < tolerance
-    assert [m["processes"] for m in metrics] == list(worlds)
+        assert several["processes"] == W
+        for name in ("val/nll", "test/nll"):
+            assert several[name] == pytest.approx(one[name], abs=tolerance)
+        for name in ("val/tokens", "test/tokens", "tokens"):
+            assert several[name] == one[name]  # 5 evaluation streams do not divide by 2 or 3
 
 
 def check_resumed(runs: Path, W: int) -> None:
     assert [step for step, _ in recorded_losses(runs / "resumed1")] == list(range(11, 31))
     assert differences(runs, "resumed2", f"resumed{W}") < 1e-5
     states = [stored_memory(runs / f"resumed{n}/checkpoints/last.ckpt").states for n in (2, W)]
-    torch.testing.assert_close(states[0], states[1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        states[0],
+        states[1],
+        atol=1e-5,
+        rtol=1e-4,
+    )
 
 
 def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(few_arms: Path) -> None:
@@ -112,7 +126,12 @@ def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(few_arms:
 @pytest.mark.full
 @pytest.mark.parametrize("arm", ARMS)
 def test_losses_of_one_two_and_three_processes_are_the_same(runs: Path, arm: str) -> None:
-    check_losses(runs, arm, (1, 2, 3), 1e-10 if DOUBLE in ARMS[arm] else 1e-5)
+    check_losses(
+        runs,
+        arm,
+        (1, 2, 3),
+        1e-10 if DOUBLE in ARMS[arm] else 1e-5,
+    )
 
 
 @pytest.mark.full

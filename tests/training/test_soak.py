@@ -5,9 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.training.small_run import tiny_config
+from tests.training.small_run import train_tiny
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.run import train
 
 
 @pytest.mark.full
@@ -32,6 +31,6 @@ def test_resident_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.Monke
         "trainer.log_every_n_steps=10",
         "evaluation.max_segments=5",
     )
-    train(tiny_config(tmp_path, *every, *options), tmp_path / "run")
+    train_tiny(tmp_path, *every, *options)
     settled = resident[210]
     assert max(value for at, value in resident.items() if at > 210) < 1.02 * settled, resident

@@ -11,19 +11,32 @@ import wandb
 
 from tests.fixtures import Patch
 from tests.training.recorded_run import start
-from tests.training.small_run import tiny_config
+from tests.training.small_run import tiny_config, train_tiny
 from tests.wandb_files import history, records, run_files, summary
-from txl_lightning.config.schemas import plain
+from txl_lightning.config.schemas import flat, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.trained import Checkpoint, load_trained
-from txl_lightning.evaluation.trained import read_checkpoint as load_checkpoint
+from txl_lightning.evaluation.trained import Checkpoint, read_checkpoint
 from txl_lightning.reporting import wandb_panels
 from txl_lightning.reporting.code import code_version
-from txl_lightning.training.loggers import start_wandb, upload_line
-from txl_lightning.training.run import train
+from txl_lightning.training.loggers import start_wandb, upload_lines
 
 CONTEXTS = ("context_curve.max_context=8", "context_curve.every_n_steps=6")
+LOGGED = [128, 256, 384]
+MEASURED = [192, 384]
+TOKENS = {
+    "train/nll": LOGGED,
+    "train/bpb": LOGGED,
+    "train/learning_rate": LOGGED,
+    "train/gradient_norm": LOGGED,
+    "train/tokens_per_second": LOGGED,
+    "train/memory_length": LOGGED,
+    "val/bpb": [160, 320, 384],  # every 5 steps and after the last one
+    "context/bpb/2": MEASURED,
+    "context/bpb/8": MEASURED,
+    "recl/0.1": MEASURED,
+    "recl/1.0": MEASURED,
+}
 PANELS = [
     ("validation", "val/nll", "val/nll"),
     ("context_curve", "within_1_percent", "context/within_1_percent"),
@@ -42,99 +55,100 @@ TO_UPLOAD = "offline run of Weights & Biases, to upload it: wandb sync"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """File of a run of twelve steps, in `run/wandb/…`."""
     directory = tmp_path_factory.mktemp("wandb")
-    train(tiny_config(directory, *GIVEN, *CONTEXTS), directory / "run")
+    train_tiny(directory, *GIVEN, *CONTEXTS)
     line = rf"{TO_UPLOAD} {directory}/run/wandb/offline-run-\d+_\d+-\w+"
-    assert re.fullmatch(line, upload_line(directory / "run") or "")
+    (upload,) = upload_lines(directory / "run")
+    assert re.fullmatch(line, upload)
     (run,) = run_files(directory / "run")
     return run
 
 
-def test_it_is_named_grouped_and_tagged_and_has_its_config(run: Path) -> None:
+def test_it_is_named_grouped_and_tagged_and_has_its_config_and_code(run: Path) -> None:
     shown = summary(run)
     assert (shown["project"], shown["state"]) == ("txl_lightning", "finished")
     assert shown["name"] == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
     assert shown["tags"] == ["mine", "relative", "recurrence", "full loss", "a", "b"]
     (record,) = (record["run"] for record in records(run) if record["type"] == "run")
     assert (record["job_type"], record["run_group"]) == ("train", "table_6")
-    expected = plain(load_trained(run.parents[2] / "checkpoints/best.ckpt").config)
-    for name in ("variant", "callbacks"):  # W&B drops empty mappings
-        assert expected.pop(name) == {}
-    assert expected["trainer"].pop("lightning") == {}
-    assert expected["optimizer"].pop("arguments") == {}
-    assert {name: shown["config"][name] for name in expected} == expected
-    assert (shown["config"]["arm"], shown["config"]["parameters"]) == (
-        "relative, recurrence, full loss",
-        91392,
-    )
+    best = read_checkpoint(run.parents[2] / "checkpoints/best.ckpt")
+    for name, value in flat(plain(best.config)).items():
+        found = shown["config"]
+        for key in name.split("."):
+            found = found[key]
+        assert found == value, name
+    assert shown["config"]["arm"] == "relative, recurrence, full loss"
+    assert shown["config"]["parameters"] == 91392
+    version = code_version()
+    for name in ("version", "commit"):
+        assert shown["config"][name] == best.record[name] == version[name]
+    first_line = (run.parents[2] / "config.yaml").read_text().splitlines()[0]
+    commit = version["commit"] or "unknown"
+    assert first_line == f"# txl_lightning {version['version']}, commit {commit}"
 
 
 def test_every_curve_is_over_tokens(run: Path) -> None:
-    metrics = [record["metric"] for record in records(run) if record["type"] == "metric"]
-    axes = {metric.get("name") or metric["glob_name"]: metric["step_metric"] for metric in metrics}
+    axes = {}
+    for record in records(run):
+        if record["type"] == "metric":
+            metric = record["metric"]
+            axes[metric.get("name") or metric["glob_name"]] = metric["step_metric"]
     assert {"train/*", "val/nll", "val/bpb", "val/ppl", "context/*", "recl/*"} <= set(axes)
     assert set(axes.values()) == {"tokens"}
-    for name in (
-        "nll",
-        "bpb",
-        "learning_rate",
-        "gradient_norm",
-        "tokens_per_second",
-        "memory_length",
-    ):
-        assert [row["tokens"] for row in history(run, f"train/{name}")] == [128, 256, 384], name
-    validated = [(row["tokens"], row["trainer/global_step"]) for row in history(run, "val/bpb")]
-    assert validated == [(160, 5), (320, 10), (384, 12)]  # every 5 steps and after the last one
-    for name in ("context/bpb/2", "context/bpb/8", "recl/0.1", "recl/1.0"):
-        assert [row["tokens"] for row in history(run, name)] == [192, 384], name
+    for name, tokens in TOKENS.items():
+        assert [row["tokens"] for row in history(run, name)] == tokens, name
     for file, name, panel in PANELS:
-        rows = [
-            json.loads(line) for line in (run.parents[2] / f"{file}.jsonl").read_text().splitlines()
-        ]
-        assert [row[panel] for row in history(run, panel)] == pytest.approx(
-            [row[name] for row in rows]
-        )
+        lines = (run.parents[2] / f"{file}.jsonl").read_text().splitlines()
+        expected = [json.loads(line)[name] for line in lines]
+        assert [row[panel] for row in history(run, panel)] == pytest.approx(expected)
 
 
 def test_best_values_and_metrics_json_are_summaries(run: Path) -> None:
-    values, metrics = (
-        summary(run)["summary"],
-        json.loads((run.parents[2] / "metrics.json").read_text()),
-    )
+    values = summary(run)["summary"]
+    metrics = json.loads((run.parents[2] / "metrics.json").read_text())
     for name in ("val/nll", "val/bpb"):
         assert values[name] == {"min": min(row[name] for row in history(run, name))}
     assert {name: values[f"final/{name}"] for name in metrics} == metrics
 
 
-def test_only_an_online_run_continues(tmp_path: Path, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    ("earlier", "now", "run_id"),
+    [("online", "online", "abc"), ("online", "offline", None), ("offline", "online", None)],
+)
+def test_only_an_online_run_continues(
+    tmp_path: Path, monkeypatch: Patch, earlier: str, now: str, run_id: str | None
+) -> None:
     """An offline id that was synced later would be replaced, not continued."""
-    ids = []
+    given = []
 
     def start(*args: Any, run_id: str | None, **options: Any) -> Any:
-        ids.append(run_id)
+        given.append(run_id)
         return wandb.init(mode="disabled", dir=tmp_path)
 
     monkeypatch.setattr(wandb_panels, "start_run", start)
     contents = {"txl_lightning": {"wandb_id": "abc"}, "global_step": 3}
-    online, offline = (
-        tiny_config(tmp_path, "logger=wandb", f"logger.mode={mode}")
-        for mode in ("online", "offline")
+    config = tiny_config(tmp_path, "logger=wandb", f"logger.mode={earlier}")
+    resumed = Checkpoint(
+        tmp_path,
+        "resume",
+        contents,
+        config,
+        Vocabulary("byte"),
+        {},
     )
-    for earlier, now in (
-        (online, online),
-        (online, offline),
-        (offline, online),
-        (offline, offline),
-    ):
-        resumed = Checkpoint(tmp_path, "resume", contents, earlier, Vocabulary("byte"), {})
-        start_wandb(now, tmp_path, 1, resumed)
-    assert ids == ["abc", None, None, None]
+    start_wandb(
+        tiny_config(tmp_path, "logger=wandb", f"logger.mode={now}"),
+        tmp_path,
+        1,
+        resumed,
+    )
+    assert given == [run_id]
 
 
 def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # no netrc
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     with pytest.raises(OptionError, match=r"^logger.mode=online: Weights & Biases says: .*key.*$"):
-        train(tiny_config(tmp_path, "logger=wandb", "logger.mode=online"), tmp_path / "run")
+        train_tiny(tmp_path, "logger=wandb", "logger.mode=online")
 
 
 @pytest.mark.parametrize(("devices", "number", "exit_code"), [(2, signal.SIGTERM, 143), (1, 0, 1)])
@@ -153,16 +167,3 @@ def test_a_run_that_is_stopped_or_fails_in_a_child_process_is_complete(
     assert end.get("exit_code", 0) == exit_code
     steps = [row["trainer/global_step"] for row in history(file, "train/nll")]
     assert steps == list(range(1, 8 if number else 7))
-
-
-def test_the_code_is_recorded(run: Path) -> None:
-    version = code_version()
-    config = summary(run)["config"]
-    record = load_checkpoint(run.parents[2] / "checkpoints/best.ckpt").record
-    for place in (config, record):
-        assert (place["version"], place["commit"]) == (version["version"], version["commit"])
-    first_line = (run.parents[2] / "config.yaml").read_text().splitlines()[0]
-    assert (
-        first_line
-        == f"# txl_lightning {version['version']}, commit {version['commit'] or 'unknown'}"
-    )

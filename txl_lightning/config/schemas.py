@@ -47,7 +47,7 @@ SEED: Rule = (
 )  # NumPy's generators need it too
 AT_LEAST_ZERO: Rule = (lambda x: 0 <= x < math.inf, "must be >= 0 and finite")
 
-WITHOUT_PATH = (None, "auto", "replace")  # values for `resume` that name no checkpoint
+WITHOUT_PATH = (None, "auto")  # values of `resume` that name no checkpoint
 
 # `${product:a,b}` and `${sum:a,b}` in a config; here, because every process that reads a config imports the schemas.
 OmegaConf.register_new_resolver("product", operator.mul, replace=True)
@@ -372,13 +372,11 @@ class CheckpointConfig:
         enabled: whether checkpoints are written.
         every_n_steps: steps between checkpoints, besides the ones after validations.
         keep_every_n_steps: steps between weights that are kept as step{N}.ckpt; null for none.
-        keep_best: number of best checkpoints that are kept as best-{N}.ckpt; null for best.ckpt alone.
     """
 
     enabled: bool = True
     every_n_steps: int = option(500, COUNT)
     keep_every_n_steps: int | None = option(None, COUNT)
-    keep_best: int | None = option(None, COUNT)
 
 
 @dataclass
@@ -455,7 +453,7 @@ class Config:
         loss: over all positions in a segment (full), its last half (half), or as many random ones (random_half), drawn
             without replacement for each step, the same in all streams.
         ckpt_path: checkpoint to resume, as resume.
-        resume: checkpoint, auto for the run directory's last good one, or replace a finished run.
+        resume: checkpoint, or auto for the last good one of the run directory.
         initial_weights: checkpoint whose weights a new run begins with.
         train: false evaluates the weights in ckpt_path.
         test: false leaves the test split unread.
@@ -620,6 +618,7 @@ RENAMED = {
 REMOVED = {
     "trainer.graph": "was removed: no GPU ever ran it; trainer.compile=true compiles the step",
     "data.block_len": "was removed: data.distance may be a list of distances, which take turns",
+    "checkpoint.keep_best": "was removed: callbacks.NAME={_target_: lightning.pytorch.callbacks.ModelCheckpoint, …}",
     "trainer.kernel": "was removed: set Attention.kernel (docs/gpus.md)",
     "logger.name": "was removed: logger=NAME chooses",
     "logger._target_": "is now logger.NAME._target_, with a name of your own",

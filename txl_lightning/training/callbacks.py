@@ -13,8 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
+from lightning import Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
@@ -24,11 +24,13 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, Stopped
 from txl_lightning.evaluation.units import loss_metrics, loss_unit, shown_units, unit_name
-from txl_lightning.files import append_text, write_text
+from txl_lightning.files import write_text
 from txl_lightning.jobs import handled_signals
 from txl_lightning.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.recl.positions import position_blocks
-from txl_lightning.training.checkpoints import LastCheckpoint, validation_follows
+from txl_lightning.training import Values
+from txl_lightning.training.checkpoints import RunCheckpoint, validation_follows
+from txl_lightning.training.loggers import log_values
 
 
 class SignalError(BaseException):
@@ -57,7 +59,7 @@ class StopSignals(Checkpoint):
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.checkpoint: LastCheckpoint | None = None
+        self.checkpoint: RunCheckpoint | None = None
         self.signum = 0
         self.agreed = 0
         self.training = False
@@ -80,9 +82,8 @@ class StopSignals(Checkpoint):
     def _handle(self, signum: int, frame: Any) -> None:
         is_again = signum == self.signum == signal.SIGINT
         now = time.monotonic()
-        if (
-            is_again and now - self._received_at < 1.0
-        ):  # one Ctrl-C, from the terminal and from the parent
+        # One Ctrl-C may come twice, from the terminal and from the parent.
+        if is_again and now - self._received_at < 1.0:
             return
         self.signum = self.signum or signum
         self._received_at = now
@@ -94,17 +95,17 @@ class StopSignals(Checkpoint):
                 f"{signal.Signals(signum).name}: saving after this step, then stopping\n".encode(),
             )
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.training = True
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self.training = False
 
     def on_before_optimizer_step(self, *step: Any) -> None:
         # Fails at once if a rank died; on a GPU, waiting for its gradients would not end.
         self.agreed = self.ranks.largest(self.signum)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:
         if (
             self.agreed
             and not trainer.fit_loop._should_accumulate()
@@ -112,13 +113,13 @@ class StopSignals(Checkpoint):
         ):
             self._stop(trainer)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.agreed = self.ranks.largest(self.agreed or self.signum)
             if self.agreed:
                 self._stop(trainer)
 
-    def _stop(self, trainer: L.Trainer) -> None:
+    def _stop(self, trainer: Trainer) -> None:
         if self.checkpoint is not None and self.checkpoint.saved_step != trainer.global_step:
             self.checkpoint.save(trainer)
         name = signal.Signals(self.agreed).name
@@ -132,45 +133,42 @@ class StopSignals(Checkpoint):
         return f"; {self.checkpoint.to_continue}"
 
 
-class CurveFile:
-    """JSON lines, each with the number of `steps` after which it was measured."""
+class Curve(Callback):
+    """Rows of measurements in a file of JSON lines. A checkpoint holds those before it: a resumed run repeats none.
+
+    Args:
+        path: path of the file.
+
+    Attributes:
+        rows: each with the number of `steps` after which it was measured.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.rows: list[Values] = []
 
-    def append(self, row: dict[str, Any]) -> None:
-        """Append one whole line."""
-        append_text(self.path, f"{json.dumps(row)}\n")
+    def append(self, row: Values) -> None:
+        """Add a row to the file."""
+        self.rows.append(row)
+        lines = [f"{json.dumps(row)}\n" for row in self.rows]
+        write_text(self.path, "".join(lines))
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows, but for a last one that a kill or a full disk has cut short."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_text("utf-8", "replace").split("\n")
-        return [json.loads(line) for line in lines[:-1]]
+    def state_dict(self) -> Values:
+        return {"rows": self.rows}
 
-    def keep_until(self, step: int) -> None:
-        """Remove rows for steps that a resumed run does again."""
-        text = ""
-        for row in self.rows():
-            if row["steps"] <= step:
-                text += f"{json.dumps(row)}\n"
-        if self.path.exists():
-            write_text(self.path, text)
+    def load_state_dict(self, state_dict: Values) -> None:
+        self.rows = state_dict["rows"]
 
 
-class ValidationCurve(Callback):
-    """Writes a `validation.jsonl` line for each validation: steps, tokens, seconds, nll, and ppl, bpc or bpb.
+class ValidationCurve(Curve):
+    """Writes a line of `validation.jsonl` for each validation: steps, tokens, seconds, nll, and ppl, bpc or bpb.
 
     Args:
         directory: run directory.
-
-    Attributes:
-        file: the curve.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.file = CurveFile(directory / "validation.jsonl")
+        super().__init__(directory / "validation.jsonl")
         self._seconds_before = 0.0
         self._started = time.perf_counter()
 
@@ -179,17 +177,13 @@ class ValidationCurve(Callback):
         """This run's wall-clock time, including earlier sessions up to their last checkpoint."""
         return self._seconds_before + time.perf_counter() - self._started
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._started = time.perf_counter()
-        if trainer.is_global_zero:
-            self.file.keep_until(trainer.global_step)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if (
-            trainer.state.fn != TrainerFn.FITTING
-            or trainer.sanity_checking
-            or not trainer.is_global_zero
-        ):
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        if not trainer.is_global_zero:
             return
         row = {
             "steps": trainer.global_step,
@@ -199,12 +193,13 @@ class ValidationCurve(Callback):
         for name, value in pl_module.metrics.items():
             if name.startswith("val/"):
                 row[name] = value
-        self.file.append(row)
+        self.append(row)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self.seconds}
+    def state_dict(self) -> Values:
+        return {**super().state_dict(), "seconds": self.seconds}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Values) -> None:
+        super().load_state_dict(state_dict)
         self._seconds_before = state_dict["seconds"]
 
 
@@ -214,8 +209,8 @@ FRACTIONS = [0.1, 0.5, 1.0]
 RECL_THRESHOLD = 0.01  # in appendix C
 
 
-class ContextCurves(Callback):
-    """Scores fixed positions in the validation split with exactly c context tokens, for several c.
+class ContextCurves(Curve):
+    """Scores fixed positions of the validation split with exactly c tokens of context, for several c.
 
     Logs `context/{unit}/{c}`, `context/within_1_percent`, `recl/{r}` and `recl/{r}/guarded` over steps, in the words
     that `recl.json` uses. When training ends, `context_curve.png` shows the losses over steps. RECL is measured in a
@@ -232,17 +227,24 @@ class ContextCurves(Callback):
     """
 
     def __init__(self, config: Config, tokens: np.ndarray, directory: Path) -> None:
+        super().__init__(directory / "context_curve.jsonl")
         longest = config.context_curve.max_context
-        self.file = CurveFile(directory / "context_curve.jsonl")
         self.every_n_steps = config.context_curve.every_n_steps or sys.maxsize
         self.tokens = tokens
         self.contexts = [longest // N_CONTEXTS * (i + 1) for i in range(N_CONTEXTS)]
-        n_positions = max(1, min(N_POSITIONS, len(tokens) - longest))
+        n_positions = max(
+            1,
+            min(N_POSITIONS, len(tokens) - longest),
+        )
         try:
-            self.positions, blocks = position_blocks(len(tokens), n_positions, self.contexts)
+            self.positions, blocks = position_blocks(
+                len(tokens),
+                n_positions,
+                self.contexts,
+            )
         except OptionError as error:
             raise OptionError("context_curve.max_context", longest, error.allowed) from error
-        self.definition: dict[str, Any] = {
+        self.definition: Values = {
             "blocks": blocks,
             # Absolute positions reach as far as in training; larger distances share one.
             "trained_len": training_lengths(config).window,
@@ -251,18 +253,10 @@ class ContextCurves(Callback):
             "threshold": RECL_THRESHOLD,
             "bootstrap": 0,
         }
-        self._measured_step = 0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._measured_step = trainer.global_step
-        if trainer.is_global_zero:
-            self.file.keep_until(trainer.global_step)
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        step = trainer.global_step
-        if step % self.every_n_steps or step == self._measured_step:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:
+        if trainer.fit_loop._should_accumulate() or trainer.global_step % self.every_n_steps:
             return
-        self._measured_step = step
         curve = context_curve(
             pl_module.model, self.tokens, self.positions, self.contexts, **self.definition
         )
@@ -270,36 +264,37 @@ class ContextCurves(Callback):
             self._log(trainer, pl_module, curve)
         pl_module.restart_clock()
 
-    def _log(self, trainer: L.Trainer, module: Any, curve: ContextCurve) -> None:
+    def _log(self, trainer: Trainer, module: Any, curve: ContextCurve) -> None:
         unit = loss_unit(module.level)
-        row: dict[str, Any] = {
-            "steps": trainer.global_step,
-            "contexts": self.contexts,
-            "nll": curve.nll,
-            "nll_standard_error": curve.standard_error,
-            unit: [loss_metrics(nll, module.level)[unit] for nll in curve.nll],
-        }
-        row["within_1_percent"] = curve.within_1_percent
-        row["recl"] = {}
+        losses = [loss_metrics(nll, module.level)[unit] for nll in curve.nll]
+        recl_of_fractions = {}
         values = {
             "tokens": module.tokens,
-            "context/within_1_percent": float(row["within_1_percent"]),
+            "context/within_1_percent": curve.within_1_percent,
         }
-        for c, loss in zip(self.contexts, row[unit], strict=True):
+        for c, loss in zip(self.contexts, losses, strict=True):
             values[f"context/{unit}/{c}"] = loss
         for r, recl in curve.recl.items():
-            row["recl"][str(r)] = vars(recl)
-            values[f"recl/{r}"] = float(recl.value)
-            values[f"recl/{r}/guarded"] = float(recl.guarded)
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.global_step)
-            logger.save()
-        self.file.append(row)
+            recl_of_fractions[str(r)] = vars(recl)
+            values[f"recl/{r}"] = recl.value
+            values[f"recl/{r}/guarded"] = recl.guarded
+        log_values(trainer, values)
+        self.append(
+            {
+                "steps": trainer.global_step,
+                "contexts": self.contexts,
+                "nll": curve.nll,
+                "nll_standard_error": curve.standard_error,
+                unit: losses,
+                "within_1_percent": curve.within_1_percent,
+                "recl": recl_of_fractions,
+            }
+        )
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        rows = [row for row in self.file.rows() if row["contexts"] == self.contexts]
+        rows = [row for row in self.rows if row["contexts"] == self.contexts]
         if not rows:
             return
         from txl_lightning.reporting.canvas import line_figure  # imports matplotlib
@@ -309,9 +304,8 @@ class ContextCurves(Callback):
         steps = [row["steps"] for row in rows]
         curves = {}
         for i, c in enumerate(self.contexts):
-            losses = [row[unit][i] for row in rows]
-            curves[f"{c} tokens"] = (steps, losses)
-        path = self.file.path.with_suffix(".png")
+            curves[f"{c} tokens"] = (steps, [row[unit][i] for row in rows])
+        path = self.path.with_suffix(".png")
         line_figure(
             path, curves, "steps", unit_name(pl_module.level), "Loss by context, during training"
         )
@@ -321,54 +315,59 @@ class ContextCurves(Callback):
 
 
 class Progress(Callback):
-    """Prints a line on stderr every ten seconds or hundredth of the run, and one for each validation."""
+    """Prints a line on stderr every ten seconds, later every hundredth of the run, and one for each validation."""
 
     def __init__(self) -> None:
         self._shown = time.monotonic()
-        self._started = 0.0
-        self._first_step = 0
+        self._interval = 10.0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._started = time.monotonic()
-        self._first_step = trainer.global_step
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:
+        if not self._is_due():
+            return
         step = trainer.global_step
-        if step > self._first_step and self._is_due():
-            per_step = (time.monotonic() - self._started) / (step - self._first_step)
-            left = timedelta(seconds=round(per_step * (trainer.max_steps - step)))
-            words = [f"{step:,}/{trainer.max_steps:,} steps, {left} left"]
-            words += _losses(pl_module.latest, "train/")
-            if "train/tokens_per_second" in pl_module.latest:
-                words.append(f"{pl_module.latest['train/tokens_per_second']:,.0f} tokens/s")
-            self._show(trainer, ", ".join(words))
+        line = f"{step:,}/{trainer.max_steps:,} steps"
+        per_second = pl_module.latest.get("train/tokens_per_second")
+        if per_second:
+            seconds = (trainer.max_steps - step) * pl_module.tokens / step / per_second
+            line += f", {timedelta(seconds=round(seconds))} left"
+            line += f", {_losses(pl_module.latest, 'train/')}, {per_second:,.0f} tokens/s"
+        self._show(trainer, line)
 
-    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        split = "test" if trainer.testing else "validation"
-        n_segments = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:
+        split = "validation"
+        numbers = trainer.num_val_batches
+        if trainer.testing:
+            split = "test"
+            numbers = trainer.num_test_batches
         if self._is_due():
             number = batch[2] + 1
-            self._show(trainer, f"{split}: segment {number:,} of {n_segments[0]:,}")
+            self._show(
+                trainer,
+                f"{split}: segment {number:,} of {numbers[0]:,}",
+            )
 
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         when = f"step {trainer.global_step:,}"
         if trainer.state.fn != TrainerFn.FITTING:
             when = "best weights, validation split"
         if not trainer.sanity_checking:
-            self._show(trainer, f"{when}: {', '.join(_losses(pl_module.metrics, 'val/'))}")
+            self._show(
+                trainer,
+                f"{when}: {_losses(pl_module.metrics, 'val/')}",
+            )
 
     def _is_due(self) -> bool:
-        now = time.monotonic()
-        return now - self._shown >= max(10.0, (now - self._started) / 100)
+        return time.monotonic() - self._shown >= self._interval
 
-    def _show(self, trainer: L.Trainer, line: str) -> None:
+    def _show(self, trainer: Trainer, line: str) -> None:
         self._shown = time.monotonic()
+        self._interval *= 1.01
         if trainer.is_global_zero:
             print(line, file=sys.stderr, flush=True)
 
 
-def _losses(values: dict[str, float], prefix: str) -> list[str]:
+def _losses(values: dict[str, float], prefix: str) -> str:
     names = [f"{prefix}{unit}" for unit in shown_units(values, prefix)]
-    return [f"{name} {values[name]:.3f}" for name in names]
+    return ", ".join(f"{name} {values[name]:.3f}" for name in names)

@@ -8,7 +8,6 @@ from lightning.fabric.plugins.environments import SLURMEnvironment
 from txl_lightning.config.schemas import (
     WITHOUT_PATH,
     Config,
-    MemoryConfig,
     RecurrentModelConfig,
     check_logger,
     check_values,
@@ -17,23 +16,6 @@ from txl_lightning.config.schemas import (
 from txl_lightning.distributed.ranks import Ranks, environment, n_processes
 from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.models import architecture
-
-
-def options_without_effect(config: Config) -> list[str]:
-    """Return a sentence for every option that is not read and has another value than its default.
-
-    They are allowed, because a multirun combines options that do not all belong together.
-    """
-    memory = config.memory
-    is_recurrent = isinstance(config.model, RecurrentModelConfig)
-    sentences = []
-    if is_recurrent and config.encoding.name != "relative":
-        sentences.append(
-            f"encoding={config.encoding.name} has no effect: {config.model.name} has no attention"
-        )
-    if memory.start != MemoryConfig.start and (is_recurrent or memory.mem_len == 0):
-        sentences.append(f"memory.start={memory.start} has no effect: there is no memory of states")
-    return sentences
 
 
 def check_config(config: Config) -> None:

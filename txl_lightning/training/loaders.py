@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.streams import Batch, Streams, part_of_streams
-from txl_lightning.errors import UserError, require
+from txl_lightning.errors import UserError
 
 EXPECTED = (
     "a loader yields Batch(tokens, targets, number), (tokens, targets) or {tokens: …, targets: …}, "
@@ -22,32 +22,22 @@ class StreamGroups:
     """A rank's streams, yielded group by group: G batches for every segment, to accumulate gradients over.
 
     Args:
-        streams: the rank's streams.
-        n_groups: G.
-
-    Raises:
-        OptionError: there are fewer streams than groups.
+        streams: the streams of the rank.
+        n_groups: G, at most the number of streams.
     """
 
     def __init__(self, streams: Streams, n_groups: int) -> None:
-        require(
-            len(streams.own) >= n_groups,
-            "trainer.stream_groups",
-            n_groups,
-            f"must be at most {len(streams.own)}",
-        )
         self.streams = streams
         self.n_groups = n_groups
-        self.bounds = [
-            part_of_streams(len(streams.own), group, n_groups) for group in range(n_groups)
-        ]
 
     def __len__(self) -> int:
         return len(self.streams) * self.n_groups
 
     def __iter__(self) -> Iterator[Batch]:
+        n_streams = len(self.streams.own)
         for segment in self.streams:
-            for group, (first, end) in enumerate(self.bounds):
+            for group in range(self.n_groups):
+                first, end = part_of_streams(n_streams, group, self.n_groups)
                 yield segment.streams(first, end)._replace(group=group)
 
     def state_dict(self) -> dict[str, int]:

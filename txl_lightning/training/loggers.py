@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from lightning import Trainer
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from txl_lightning.config.architecture import kind_named
@@ -16,6 +17,7 @@ from txl_lightning.config.schemas import (
 )
 from txl_lightning.errors import require
 from txl_lightning.evaluation.trained import Checkpoint
+from txl_lightning.training import Values
 from txl_lightning.training.objects import make
 
 CURVES = ("train/*", "context/*", "recl/*", "val/*")  # over tokens
@@ -84,6 +86,13 @@ def start_wandb(
     return WandbLogger(experiment=run)
 
 
+def log_values(trainer: Trainer, values: Values) -> None:
+    """Write values of the last step to all loggers at once, before a checkpoint of the step is saved."""
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step=trainer.global_step)
+        logger.save()
+
+
 def finish_wandb(loggers: list[Logger], exit_code: int) -> None:
     """Finish W&B's runs: a child process leaves without the end that W&B registers for the interpreter."""
     for logger in loggers:
@@ -91,13 +100,14 @@ def finish_wandb(loggers: list[Logger], exit_code: int) -> None:
             logger.experiment.finish(exit_code=exit_code)
 
 
-def upload_line(directory: Path) -> str | None:
-    """Return a line with the command that uploads offline runs; None without any."""
-    files = sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
-    if not files:
-        return None
-    folders = " ".join(shlex.quote(str(file.parent)) for file in files)
-    return f"offline run of Weights & Biases, to upload it: wandb sync {folders}"
+def upload_lines(directory: Path) -> list[str]:
+    """Return a line with the command that uploads offline runs, if there are any."""
+    folders = []
+    for file in sorted(directory.glob("wandb/offline-run-*/run-*.wandb")):
+        folders.append(shlex.quote(str(file.parent)))
+    if not folders:
+        return []
+    return [f"offline run of Weights & Biases, to upload it: wandb sync {' '.join(folders)}"]
 
 
 def arm(config: Config) -> list[str]:

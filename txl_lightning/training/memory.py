@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import lightning as L
 import torch
 import torch.distributed as dist
+from lightning import seed_everything
 
 from txl_lightning.data.streams import Batch, part_of_streams
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.models import State
+from txl_lightning.training import Values
 
 
 class CarriedMemory:
@@ -23,22 +24,23 @@ class CarriedMemory:
     memory would hold states from unrelated text.
 
     Attributes:
-        values: memory after the last segment, by group.
-        numbers: the next segment's number, by group.
-        restored: memory for all streams, from a checkpoint, until the first batch says which streams this rank has.
+        restored: memory of all streams, from a checkpoint, until the first batch says which are of this rank.
     """
 
     def __init__(self) -> None:
-        self.values: dict[int, Any] = {}
-        self.numbers: dict[int, int] = {}
         self.restored: Any = None
-        self._next_number = 0  # for the restored memory
-        self._undo: tuple[int, Any, int] | None = None
+        self._next_number = 0  # of the restored memory
+        # By group: the memory after the last segment, and the number of the next one.
+        self._states: dict[int, tuple[Any, int]] = {}
+        self._undo: tuple[int, tuple[Any, int]] | None = None
 
     @property
     def value(self) -> Any:
-        """The first group's memory; None before the first segment."""
-        return self.values.get(0)
+        """Memory of the first group; None before the first segment."""
+        return self._state(0)[0]
+
+    def _state(self, group: int) -> tuple[Any, int]:
+        return self._states.get(group, (None, 0))
 
     def before(self, batch: Batch) -> Any:
         """Return the memory to score a batch with; None at segment 0, or where a resumed run found none.
@@ -51,13 +53,12 @@ class CarriedMemory:
         """
         if batch.number == 0:
             return None
-        if self.numbers.get(batch.group) == batch.number + 1:
+        if self._state(batch.group)[1] == batch.number + 1:
             self.undo()
-        expected = self.numbers.get(batch.group, 0)
+        memory, expected = self._state(batch.group)
         if batch.number != expected:
             found = f"expected segment {expected}, got segment {batch.number}"
             raise RuntimeError(f"{found}: a model with memory needs ordered, non-shuffled streams")
-        memory = self.values.get(batch.group)
         n_rows = len(batch.targets)
         if memory is not None and memory.batch_size != n_rows:
             rows = (
@@ -68,10 +69,8 @@ class CarriedMemory:
 
     def after(self, batch: Batch, memory: Any) -> None:
         """Store the memory that scoring `batch` returned."""
-        group = batch.group
-        self._undo = (group, self.values.get(group), self.numbers.get(group, 0))
-        self.values[group] = memory
-        self.numbers[group] = batch.number + 1
+        self._undo = (batch.group, self._state(batch.group))
+        self._states[batch.group] = (memory, batch.number + 1)
 
     def confirm(self) -> None:
         """Note that the last batch's step was completed."""
@@ -80,31 +79,33 @@ class CarriedMemory:
     def undo(self) -> None:
         """Forget the last batch, if its step was not completed."""
         if self._undo is not None:
-            group, memory, number = self._undo
-            self.values[group] = memory
-            self.numbers[group] = number
+            group, state = self._undo
+            self._states[group] = state
             self._undo = None
 
-    def state_dict(self, ranks: Ranks) -> dict[str, Any]:
-        """Return plain containers with the memory for all streams; all ranks must call this, the first one gets it."""
-        memory = self.restored
-        numbers = set(self.numbers.values())
-        if numbers:
+    def state_dict(self, ranks: Ranks) -> Values:
+        """Return plain containers with the memory of all streams; all ranks must call this, the first one gets it."""
+        joined = self.restored
+        next_number = self._next_number
+        if self._states:
+            numbers = set()
             parts = []
-            for group in sorted(self.values):
-                is_whole = len(numbers) == 1  # not saved between the groups in one step
-                if is_whole and self.values[group] is not None:
-                    parts.append(self.values[group].to("cpu"))
-            memory = join_in_order(_to_first_rank(parts, ranks))
+            for memory, number in self._states.values():
+                numbers.add(number)
+                if memory is not None:
+                    parts.append(memory.to("cpu"))
+            next_number = max(numbers)
+            if len(numbers) > 1:  # saved between the groups of one step
+                parts = []
+            joined = join_in_order(_to_first_rank(parts, ranks))
         return {
-            "next_number": max(numbers, default=self._next_number),
-            "memory": None if memory is None else memory.state_dict(),
+            "next_number": next_number,
+            "memory": None if joined is None else joined.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], model: Any) -> None:
-        """Restore the memory for all streams; `distribute` then gives each rank its part."""
-        self.values = {}
-        self.numbers = {}
+    def load_state_dict(self, state: Values, model: Any) -> None:
+        """Restore the memory of all streams; `distribute` then gives each rank its own."""
+        self._states = {}
         self._next_number = state["next_number"]
         self.restored = None
         if state["memory"] is not None:
@@ -131,10 +132,11 @@ class CarriedMemory:
         elif self._next_number != batch.number and batch.number:
             problem = f"it was saved before segment {self._next_number}, not {batch.number}"
         for group in range(n_groups):
-            self.numbers[group] = batch.number
+            part = None
             if problem is None:
                 start, end = part_of_streams(n_rows, group, n_groups)
-                self.values[group] = memory.streams(first + start, first + end)
+                part = memory.streams(first + start, first + end)
+            self._states[group] = (part, batch.number)
         return problem
 
 
@@ -158,20 +160,18 @@ def join_in_order(memories: Sequence[State]) -> State | None:
     for memory in memories:
         placed.append(replace(memory, first_column=column))
         column += memory.batch_size
-    if len(placed) == 1:
-        return placed[0]
     return type(placed[0]).join(placed)  # type: ignore[arg-type]
 
 
-def random_state() -> dict[str, Any]:
-    """Return the states of torch's generators: the CPU's and this process's GPU's."""
+def random_state() -> Values:
+    """Return the states of torch's generators: of the CPU and of this process's GPU."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 
 
-def restore_random_state(states: list[dict[str, Any]], ranks: Ranks, *seeds: int) -> None:
+def restore_random_state(states: list[Values], ranks: Ranks, *seeds: int) -> None:
     """Restore this rank's random state, so that a resumed run draws the same dropout masks.
 
     If more ranks resume than wrote the checkpoint, the additional ones get a new seed.
@@ -182,7 +182,7 @@ def restore_random_state(states: list[dict[str, Any]], ranks: Ranks, *seeds: int
         seeds: the run's seed and step.
     """
     if ranks.rank >= len(states):
-        L.seed_everything(ranks.seed(*seeds), verbose=False)
+        seed_everything(ranks.seed(*seeds), verbose=False)
         return
     state = states[ranks.rank]
     torch.set_rng_state(state["cpu"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from tempfile import NamedTemporaryFile
 from typing import Any, cast
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -27,6 +29,8 @@ from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.reporting.code import code_version
+from txl_lightning.training import Values
+from txl_lightning.training.checkpoints import NO_STATE
 from txl_lightning.training.loaders import (
     as_batch,
     check_loader,
@@ -34,10 +38,10 @@ from txl_lightning.training.loaders import (
     move_to,
     restore_position,
 )
+from txl_lightning.training.loggers import log_values
 from txl_lightning.training.memory import CarriedMemory, random_state, restore_random_state
 from txl_lightning.training.optimizers import check_moments, follow_schedule, make_optimizer
 from txl_lightning.training.scoring import compiled, scored_positions
-from txl_lightning.training.version_0_5 import convert
 
 WITHOUT_FLOAT64 = ("mps",)  # device types
 DIVIDING_STRATEGIES = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
@@ -55,14 +59,14 @@ class EndOfBatch(Callback):
     """
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # Logged for the loggers alone: ModelCheckpoint would name its files by the last validation's step.
         trainer._logger_connector._callback_metrics.pop("step", None)
         pl_module.finish_batch(batch, batch_idx)
 
 
-class LanguageModelModule(L.LightningModule):
+class LanguageModelModule(LightningModule):
     """Trains and evaluates a language model on ordered streams, with any Trainer.
 
     Row b in a batch continues row b in the batch before. Training and evaluation have a memory each; neither is a
@@ -76,10 +80,10 @@ class LanguageModelModule(L.LightningModule):
         model: scores tokens, see `LanguageModel`.
         config: the run's config.
         vocabulary: its level decides between bits per character and perplexity.
-        evaluation_lengths: lengths for validation and test; None for the config's.
-        ranks: the run's processes; None for the Trainer's.
+        ranks: the processes of the run; None for the Trainer's.
 
     Attributes:
+        evaluation_lengths: lengths of validation and test.
         metrics: latest val/… and test/… values in float64.
         latest: latest train/… values.
         loss: the last batch's mean training loss, in nats.
@@ -95,7 +99,6 @@ class LanguageModelModule(L.LightningModule):
         model: Model,
         config: Config,
         vocabulary: Vocabulary,
-        evaluation_lengths: Lengths | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
@@ -104,7 +107,7 @@ class LanguageModelModule(L.LightningModule):
         self.config = config
         self.vocabulary = vocabulary
         self.level = vocabulary.level
-        self.evaluation_lengths = evaluation_lengths or lengths_of(config)
+        self.evaluation_lengths = lengths_of(config)
         self.ranks = ranks or Ranks()
         self.training_memory = CarriedMemory()
         self.evaluation_memory = CarriedMemory()
@@ -114,18 +117,19 @@ class LanguageModelModule(L.LightningModule):
         self.finite = torch.tensor(True)
         self.metrics: dict[str, float] = {}
         self.latest: dict[str, float] = {}
-        self.record: dict[str, Any] = {}
+        self.record: Values = {}
         self.tokens = 0
         # No buffer: DDP would broadcast it before every step.
         self.byte_lengths_V: Tensor | None = None
         if vocabulary.byte_lengths is not None:
             self.byte_lengths_V = torch.from_numpy(vocabulary.byte_lengths)
         self._n_groups = 1
-        self._groups_before: int | None = None  # from the checkpoint that a run resumes from
+        self._restored: Values | None = (
+            None  # state of training of a checkpoint, until training starts
+        )
         self._n_streams = 0  # on all ranks; 0 before the first batch
         self._longest_segment = 0
-        self._missing_batches = 0  # in the epoch, where a resumed run reads a loader from its start
-        self._random_states: list[dict[str, Any]] | None = None
+        self._missing_batches = 0  # of the epoch, where a resumed run reads a loader from its start
         self._nll_sum: Tensor | float = 0.0
         self._nll_tokens = 0
         self.restart_clock()
@@ -144,8 +148,8 @@ class LanguageModelModule(L.LightningModule):
         """Open a checkpoint as a module in training mode; Lightning's Trainer does not set it.
 
         Args:
-            checkpoint_path: a checkpoint of this module, whoever wrote it.
-            map_location: the module's device; None, a mapping or a function for the CPU.
+            checkpoint_path: path or open file of a checkpoint of this module, whoever wrote it.
+            map_location: device of the module; None, a mapping or a function for the CPU.
             hparams_file: not used, as the checkpoint has its config.
             strict: False leaves out weights that the checkpoint lacks or has too many.
             weights_only: not used, since no checkpoint is read in another way.
@@ -154,9 +158,19 @@ class LanguageModelModule(L.LightningModule):
         Raises:
             OptionError: the file cannot be used.
         """
+        if hasattr(checkpoint_path, "read"):
+            with NamedTemporaryFile(suffix=".ckpt") as file:
+                file.write(checkpoint_path.read())
+                file.flush()
+                return cls.load_from_checkpoint(file.name, map_location, strict=strict, **kwargs)
         checkpoint = read_checkpoint(checkpoint_path)
         trained = model_of(checkpoint, strict=strict is not False)
-        module = cls(trained.model.train(), trained.config, trained.vocabulary, **kwargs)
+        module = cls(
+            trained.model.train(),
+            trained.config,
+            trained.vocabulary,
+            **kwargs,
+        )
         for name in ("vocabulary_given", "corpus"):
             module.record[name] = checkpoint.record.get(name)
         if isinstance(map_location, (str, torch.device)):
@@ -210,6 +224,8 @@ class LanguageModelModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Check the loader; restore its position, and the random state after all that draws before the first step."""
         trainer = self.trainer
+        if not trainer.optimizers or isinstance(trainer.optimizers[0], _MockOptimizer):
+            raise UserError("configure_optimizers returned no optimizer: nothing would be trained")
         loader = trainer.train_dataloader
         check_loader(loader, trainer.world_size, carries_state(self.config))
         self._n_groups = groups_of(loader)
@@ -218,18 +234,15 @@ class LanguageModelModule(L.LightningModule):
         self.finite = torch.tensor(True)
         if self.config.trainer.compile:
             self.score = compiled(self.model.score)
-        if self._groups_before is not None:
+        if self._restored is not None:
             for optimizer in trainer.optimizers:
                 check_moments(optimizer)
             for scheduler_config in trainer.lr_scheduler_configs:
                 follow_schedule(scheduler_config.scheduler)
-            self._restore_position(loader, self._groups_before)
-            self._groups_before = None
-        if self._random_states is not None:
-            restore_random_state(
-                self._random_states, self.ranks, self.config.seed, self.global_step
-            )
-            self._random_states = None
+            self._restore_position(loader, self._restored["groups"])
+            seeds = (self.config.seed, self.global_step)
+            restore_random_state(self._restored["random"], self.ranks, *seeds)
+            self._restored = None
         self.restart_clock()
 
     def _restore_position(self, loader: Any, groups_before: int) -> None:
@@ -245,9 +258,8 @@ class LanguageModelModule(L.LightningModule):
             n_batches = self.trainer.num_training_batches
             done = int(progress.current.processed % n_batches)
             is_over = progress.is_last_batch and progress.current.processed == n_batches
-            if (
-                progress.current.processed >= n_batches and not is_over
-            ):  # it had more batches before
+            # The epoch had more batches before.
+            if progress.current.processed >= n_batches and not is_over:
                 move_to(progress.current, done)
         if not restore_position(loader, done) and done:
             self._missing_batches = done
@@ -302,12 +314,10 @@ class LanguageModelModule(L.LightningModule):
         problem = self.training_memory.distribute(
             first, n_rows, self._n_streams, first_batch, self._n_groups
         )
-        is_recurrent = getattr(self.model.config, "is_recurrent", True)
-        if problem and is_recurrent and first_batch.number:
-            n_tokens = self.config.memory.mem_len or self.config.data.segment_len
+        if problem and carries_state(self.config) and first_batch.number:
             self.ranks.report(
-                f"resume={self.trainer.ckpt_path} holds no training memory ({problem}): it fills again over the "
-                f"next {n_tokens} tokens of every stream, and the run will differ from an uninterrupted one"
+                f"resume={self.trainer.ckpt_path} holds no training memory ({problem}): it fills again, "
+                "and the run will differ from an uninterrupted one"
             )
 
     def _memory_before(self, batch: Batch) -> Any:
@@ -334,16 +344,21 @@ class LanguageModelModule(L.LightningModule):
         counted = []
         for i, segment in enumerate(segments):
             if several:
-                memory = replace(memory, keeps_gradient=i + 1 < len(segments))
-            known: dict[str, Any] = {}
+                memory = replace(
+                    memory,
+                    keeps_gradient=i + 1 < len(segments),
+                )
+            known: Values = {}
             if model.config.cutoffs and segment.known_targets is not None:
                 known["known_targets_BT"] = torch.from_numpy(segment.known_targets)
             score = self._scorer_for(segment, memory)
-            nll_BT, memory = score(segment.tokens, segment.targets, memory, **known)
-            positions = self._counted_positions(nll_BT.shape[1], i, len(segments))
-            counted.append(nll_BT[:, positions])
-        if len(counted) == 1:
-            return counted[0], memory
+            nll_BT, memory = score(
+                segment.tokens,
+                segment.targets,
+                memory,
+                **known,
+            )
+            counted.append(nll_BT[:, self._counted_positions(nll_BT.shape[1], i, len(segments))])
         return torch.cat(counted, dim=1), memory
 
     def _scorer_for(self, batch: Batch, memory: Any) -> Any:
@@ -407,24 +422,16 @@ class LanguageModelModule(L.LightningModule):
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True  # Lightning validates before it stops early
         is_step = not trainer.fit_loop._should_accumulate()
-        logs = is_step and trainer._logger_connector.should_update_logs
-        if logs or self.reads_are_free:
+        if is_step and trainer._logger_connector.should_update_logs:
             self.check_finite()
-        if logs:
             self._log_training()
 
-    @property
-    def reads_are_free(self) -> bool:
-        """Whether the CPU reads the model's tensors without waiting for a device."""
-        return self.device.type == "cpu"
-
     def check_finite(self) -> None:
-        """Raise `NotFiniteError` if a step's loss or gradient was not finite."""
+        """Raise `NotFiniteError` if the loss or the gradient of a step was not finite; a GPU is waited for."""
         if not bool(self.finite):
-            step = f"in or before step {self.global_step}"
-            if self.reads_are_free:
-                step = f"in step {self.global_step}"
-            raise NotFiniteError(f"the loss or its gradient was not finite {step}")
+            raise NotFiniteError(
+                f"the loss or its gradient was not finite in or before step {self.global_step}"
+            )
 
     def _log_training(self) -> None:
         """Log loss, its units, learning rate, gradient norm, memory length, tokens/s and peak memory.
@@ -432,20 +439,27 @@ class LanguageModelModule(L.LightningModule):
         The loss is the mean over all ranks' tokens since the last log entry.
         """
         recent = self.tokens - self._tokens_before
-        nll_sum, n_tokens = self.ranks.total(float(self._nll_sum), self._nll_tokens)
-        self.latest = {}
-        for name, value in loss_metrics(nll_sum / n_tokens, self.level).items():
-            self.latest[f"train/{name}"] = value
+        nll_sum, n_tokens = self.ranks.total(
+            float(self._nll_sum),
+            self._nll_tokens,
+        )
+        self.latest = with_prefix(
+            "train",
+            loss_metrics(nll_sum / n_tokens, self.level),
+        )
         self.latest["train/tokens_per_second"] = recent / (time.perf_counter() - self._since)
-        for group in self.trainer.optimizers[0].param_groups[:1]:
-            self.latest["train/learning_rate"] = group["lr"]
+        self.latest["train/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.latest["train/gradient_norm"] = float(self.gradient_norm)
-        self.latest["train/memory_length"] = float(getattr(self.training_memory.value, "filled", 0))
+        self.latest["train/memory_length"] = float(
+            getattr(
+                self.training_memory.value,
+                "filled",
+                0,
+            )
+        )
         self.latest["train/peak_memory_bytes"] = self.ranks.largest(peak_memory(self.device))
         self.log_dict(self.latest, logger=False)  # for callbacks
-        for logger in self.trainer.loggers:
-            logger.log_metrics({**self.latest, "tokens": self.tokens}, step=self.global_step)
-            logger.save()
+        log_values(self.trainer, {**self.latest, "tokens": self.tokens})
         self._nll_sum = 0.0
         self._nll_tokens = 0
         self.restart_clock()
@@ -464,14 +478,10 @@ class LanguageModelModule(L.LightningModule):
             UserError: there are several, or one that joins batches.
         """
         trainer = self.trainer
-        n_loaders = len(trainer.num_val_batches)
-        loaders: Any = trainer.val_dataloaders
-        if trainer.testing:
-            n_loaders = len(trainer.num_test_batches)
-            loaders = trainer.test_dataloaders
-        if n_loaders > 1:
+        loaders: Any = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        if isinstance(loaders, (list, tuple, dict)) and len(loaders) > 1:
             raise UserError(
-                f"{n_loaders} loaders of validation: give one, and call validate for each other"
+                f"{len(loaders)} loaders of validation: give one, and call validate for each other"
             )
         check_loader(loaders, trainer.world_size, carries_state(self.config))
 
@@ -521,17 +531,19 @@ class LanguageModelModule(L.LightningModule):
         self.byte_lengths_V = self.byte_lengths_V.to(targets_BT.device)
         lengths_BT = self.byte_lengths_V[without_marks(targets_BT)]
         # In float32, exact up to 2²⁴.
-        return torch.where((lengths_BT < 0).any(), math.nan, lengths_BT.sum())
+        return torch.where(
+            (lengths_BT < 0).any(),
+            math.nan,
+            lengths_BT.sum(),
+        )
 
     def on_validation_epoch_end(self) -> None:
         """Log the validation or test metrics, equal on all ranks."""
         stage = "test" if self.trainer.testing else "val"
         nll_sum, n_bytes, n_tokens = self.ranks.total(*self.evaluation_sums.tolist())
-        n_scored = n_tokens or math.nan  # from an empty loader
-        values: dict[str, float] = {}
-        for name, value in loss_metrics(nll_sum / n_scored, self.level, n_bytes / n_scored).items():
-            values[f"{stage}/{name}"] = value
-        values[f"{stage}/tokens"] = int(n_tokens)
+        n_scored = n_tokens or math.nan  # of an empty loader
+        losses = loss_metrics(nll_sum / n_scored, self.level, n_bytes / n_scored)
+        values = with_prefix(stage, {**losses, "tokens": int(n_tokens)})
         self.metrics.update(values)
         self._log(values)
         self.on_validation_epoch_start()
@@ -545,12 +557,17 @@ class LanguageModelModule(L.LightningModule):
         device = "cpu" if self.device.type in WITHOUT_FLOAT64 else self.device
         for name, value in {**values, **axes}.items():
             exact = torch.tensor(value, dtype=torch.float64, device=device)
-            self.log(name, exact, batch_size=1, sync_dist=self.ranks.world_size > 1)
+            self.log(
+                name,
+                exact,
+                batch_size=1,
+                sync_dist=self.ranks.world_size > 1,
+            )
 
     # Checkpoints
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the config and the vocabulary, and unless only weights are saved the training state.
+    def on_save_checkpoint(self, checkpoint: Values) -> None:
+        """Add the config and the vocabulary, and unless it is of weights alone the state of training.
 
         Raises:
             NotFiniteError: a step's loss or gradient was not finite.
@@ -566,7 +583,7 @@ class LanguageModelModule(L.LightningModule):
         if "optimizer_states" in checkpoint:
             checkpoint["txl_lightning"]["training"] = self._training_state()
 
-    def _training_state(self) -> dict[str, Any]:
+    def _training_state(self) -> Values:
         trainer = self.trainer
         progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
         if progress.ready > progress.processed:  # an error in the middle of a step
@@ -584,24 +601,21 @@ class LanguageModelModule(L.LightningModule):
             "since": self.ranks.gather((float(self._nll_sum), self._nll_tokens)),
         }
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the training state.
+    def on_load_checkpoint(self, checkpoint: Values) -> None:
+        """Restore the state of training.
 
         Raises:
             UserError: the checkpoint has none.
         """
         if self.trainer.state.fn != TrainerFn.FITTING:
             return
-        if "training_memory" in checkpoint:
-            convert(checkpoint, self.trainer.checkpoint_callbacks)
         state = checkpoint.get("txl_lightning", {}).get("training")
         if state is None:
             raise UserError(
-                "the checkpoint has no state of training: open its weights with load_from_checkpoint"
+                f"the checkpoint {NO_STATE}: open its weights with load_from_checkpoint"
             )
         self.training_memory.load_state_dict(state["memory"], self.model)
-        self._random_states = state["random"]
-        self._groups_before = state["groups"]
+        self._restored = state
         self.tokens = state["tokens"]
         self._nll_sum = 0.0
         self._nll_tokens = 0
@@ -614,3 +628,8 @@ class LanguageModelModule(L.LightningModule):
 def lengths_of(config: Config) -> Lengths:
     """Return the lengths for validation and test."""
     return evaluation_lengths(in_windows(config))
+
+
+def with_prefix(prefix: str, values: dict[str, float]) -> dict[str, float]:
+    """Return values under the names of a group of metrics."""
+    return {f"{prefix}/{name}": value for name, value in values.items()}

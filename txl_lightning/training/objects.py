@@ -7,12 +7,13 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import lightning as L
 from hydra.utils import get_class, instantiate
+from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.errors import OptionError, UserError, first_line, require
+from txl_lightning.training import Values
 
 # Arguments that `txl train` passes to Lightning's Trainer itself, and the option that decides each.
 MANAGED = {
@@ -59,13 +60,13 @@ def make(given: Any, option: str, kind: type, *arguments: Any, **defaults: Any) 
         ) from error
 
 
-def trainer_arguments(options: TrainerConfig) -> dict[str, Any]:
-    """Return the arguments given for Lightning's Trainer besides our options; objects are made.
+def trainer_arguments(options: TrainerConfig) -> Values:
+    """Return the arguments of Lightning's Trainer that were given beside our own options; objects are made.
 
     Raises:
         UserError: Lightning has no such argument, or one of our options decides it.
     """
-    known = inspect.signature(L.Trainer.__init__).parameters
+    known = inspect.signature(Trainer.__init__).parameters
     arguments = {}
     for name, value in options.lightning.items():
         option = f"trainer.{name}"
@@ -76,7 +77,11 @@ def trainer_arguments(options: TrainerConfig) -> dict[str, Any]:
         if name in MANAGED:
             raise OptionError(option, value, f"is decided by txl train; here: {MANAGED[name]}")
         if name not in known:
-            near = difflib.get_close_matches(name, [*vars(options), *known], n=1)
+            near = difflib.get_close_matches(
+                name,
+                [*vars(options), *known],
+                n=1,
+            )
             hint = f", did you mean trainer.{near[0]}?" if near else ""
             raise UserError(f"{option}={value}: no such option{hint}")
         arguments[name] = value
@@ -85,14 +90,14 @@ def trainer_arguments(options: TrainerConfig) -> dict[str, Any]:
     return arguments
 
 
-def new_trainer(arguments: dict[str, Any], options: TrainerConfig) -> L.Trainer:
-    """Return a Trainer with a run's arguments and the given ones.
+def new_trainer(arguments: Values, options: TrainerConfig) -> Trainer:
+    """Return a Trainer with the arguments of a run and those that were given.
 
     Raises:
         UserError: Lightning refuses them.
     """
     try:
-        return L.Trainer(**{**arguments, **trainer_arguments(options)})
+        return Trainer(**{**arguments, **trainer_arguments(options)})
     except (MisconfigurationException, TypeError, ValueError) as error:
         given = " ".join(f"trainer.{name}={value}" for name, value in options.lightning.items())
         raise UserError(

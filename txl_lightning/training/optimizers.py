@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from txl_lightning.config.schemas import OptimizerConfig
+from txl_lightning.training import Values
 from txl_lightning.training.objects import make
 
 ADAM: dict[str, type[torch.optim.Optimizer]] = {
@@ -42,7 +43,10 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: float) -> float
     if config.schedule == "constant" or max_steps == math.inf:
         return config.lr
     start = config.warmup_steps if config.decay_after_warmup else 0
-    progress = min(1.0, (step - start) / max(1, max_steps - start))
+    progress = min(
+        1.0,
+        (step - start) / max(1, max_steps - start),
+    )
     share = 0.5 * (1.0 + math.cos(math.pi * progress))
     return config.min_lr + (config.lr - config.min_lr) * share
 
@@ -63,14 +67,17 @@ def make_optimizer(
         given = {"_target_": config._target_, "lr": lr, **config.arguments}
         if config.weight_decay > 0:
             given["weight_decay"] = config.weight_decay
-        groups = _decayed(list(model.parameters()), model, config)
+        groups = parameter_groups(model, config)
         betas = tuple(config.betas)
         optimizer = make(given, "optimizer._target_", torch.optim.Optimizer, groups, betas=betas)
     elif config.name == "muon":
         optimizer = MuonWithAdam(model, config, fused)
     else:
-        groups = _decayed(list(model.parameters()), model, config)
-        optimizer = ADAM[config.name](groups, **_adam_options(config, fused))
+        groups = parameter_groups(model, config)
+        optimizer = ADAM[config.name](
+            groups,
+            **_adam_options(config, fused),
+        )
     return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / lr)
 
 
@@ -92,24 +99,17 @@ def check_moments(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-def _decayed(
-    parameters: Sequence[Tensor], model: nn.Module, config: OptimizerConfig
-) -> list[dict[str, Any]]:
-    """Return parameter groups for an optimizer, so that only the layers' matrices have weight decay."""
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Values]:
+    """Return the parameters as groups of an optimizer, so that weight decay is of matrices of the layers alone."""
+    parameters = list(model.parameters())
     if config.weight_decay == 0 or config.weight_decay_on == "all":
         return [{"params": parameters}]
     matrices = dict(matrices_of_layers(model))
-    with_decay = [parameter for parameter in parameters if parameter in matrices]
-    without = [parameter for parameter in parameters if parameter not in matrices]
-    groups: list[dict[str, Any]] = []
-    if with_decay:
-        groups.append({"params": with_decay})
-    if without:
-        groups.append({"params": without, "weight_decay": 0.0})
-    return groups
+    others = [parameter for parameter in parameters if parameter not in matrices]
+    return [{"params": list(matrices)}, {"params": others, "weight_decay": 0.0}]
 
 
-def _adam_options(config: OptimizerConfig, fused: bool) -> dict[str, Any]:
+def _adam_options(config: OptimizerConfig, fused: bool) -> Values:
     return {
         "lr": config.lr,
         "betas": tuple(config.betas),
@@ -145,9 +145,10 @@ class MuonWithAdam(torch.optim.Optimizer):
         self._ns_dtype = NS_PRECISIONS.get(config.ns_precision, torch.bfloat16)
         self.n_matrices: dict[Tensor, int] = dict(matrices_of_layers(model))
         others = [parameter for parameter in model.parameters() if parameter not in self.n_matrices]
-        self._adam = torch.optim.AdamW(
-            _decayed(others, model, config), **_adam_options(config, fused)
-        )
+        options = _adam_options(config, fused)
+        if config.weight_decay_on == "matrices":
+            options["weight_decay"] = 0.0
+        self._adam = torch.optim.AdamW(others, **options)
         muon = {
             "params": list(self.n_matrices),
             "lr": config.lr,
@@ -196,7 +197,11 @@ class MuonWithAdam(torch.optim.Optimizer):
             stacked_NAB = torch.stack(updates_by_shape[shape]).to(self._ns_dtype)
             orthogonal_NAB = orthogonalize(stacked_NAB).to(matrices[0].dtype)
             step = lr * 0.2 * math.sqrt(shape[1])
-            torch._foreach_add_(matrices, list(orthogonal_NAB.unbind()), alpha=-step)
+            torch._foreach_add_(
+                matrices,
+                list(orthogonal_NAB.unbind()),
+                alpha=-step,
+            )
 
 
 def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Trainer, seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ProgressBar
@@ -40,30 +39,27 @@ from txl_lightning.evaluation.models import (
     make_model,
     require_room,
 )
-from txl_lightning.evaluation.trained import naming, read_checkpoint
+from txl_lightning.evaluation.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.evaluation.units import peak_memory, shown_units
 from txl_lightning.files import write_json
 from txl_lightning.reporting.code import code_version
+from txl_lightning.training import Values
 from txl_lightning.training.callbacks import ContextCurves, Progress, StopSignals, ValidationCurve
 from txl_lightning.training.checkpoints import (
+    BEST,
     DurableCheckpointIO,
-    LastCheckpoint,
+    RunCheckpoint,
     UnwrittenCheckpointError,
-    best_checkpoints,
     who_stopped,
 )
-from txl_lightning.training.checks import (
-    check_config,
-    check_same_on_all_ranks,
-    options_without_effect,
-)
+from txl_lightning.training.checks import check_config, check_same_on_all_ranks
 from txl_lightning.training.loaders import GroupedStreamsDataModule
 from txl_lightning.training.loggers import (
     arm,
     finish_wandb,
     lightning_loggers,
     start_wandb,
-    upload_line,
+    upload_lines,
 )
 from txl_lightning.training.module import LanguageModelModule, NotFiniteError, lengths_of
 from txl_lightning.training.objects import make, new_trainer, trainer_arguments
@@ -79,23 +75,19 @@ from txl_lightning.training.start import (
 def run(options: Config, directory: Path) -> list[str]:
     """Train one model and return its metrics on one line, how to upload an offline W&B run, and what to do next.
 
-    Options without effect are printed at once.
-
     Raises:
         UserError: as `train` does.
     """
-    for sentence in options_without_effect(options):
-        print(sentence, flush=True)
     with leaving():
         metrics = train(options, directory)
     return closing_lines(metrics, options, directory)
 
 
-def train(config: Config, directory: Path | str) -> dict[str, Any]:
+def train(config: Config, directory: Path | str) -> Values:
     """Train one model and evaluate its best weights on the validation and the test split.
 
-    Writes `config.yaml`, `validation.jsonl`, `metrics.json`, `checkpoints/last.ckpt`, `previous.ckpt` and
-    `best.ckpt`, and the logger's files into `directory`. With several `trainer.devices` the processes are
+    Writes `config.yaml`, `validation.jsonl`, `metrics.json`, `checkpoints/last.ckpt` and `best.ckpt`, and the
+    logger's files into `directory`. With several `trainer.devices` the processes are
     started here, unless torchrun or SLURM started them.
 
     Returns:
@@ -110,10 +102,11 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
     config = resolve_accelerator(config)
     check_config(config)
     trainer_arguments(config.trainer)  # before the corpus, whose preparation may take long
-    refuse_to_replace(config if config.train else replace(config, resume=None), directory)
-    copies = 4  # weights, gradients and two moments
-    on_cpu = config.trainer.devices if config.trainer.accelerator == "cpu" else 0
-    require_room(architecture(config, 2**31), 4 * max(1, copies * on_cpu))
+    refuse_to_replace(config, directory)
+    n_copies = 1
+    if config.trainer.accelerator == "cpu":
+        n_copies = 4 * config.trainer.devices  # weights, gradients and two moments
+    require_room(architecture(config, 2**31), 4 * n_copies)
     threads = torch.get_num_threads()
     try:
         if n_processes(config.trainer) == 1 or environment() is not None:
@@ -127,8 +120,8 @@ def train(config: Config, directory: Path | str) -> dict[str, Any]:
         torch.set_num_threads(threads)  # the next run in this process chooses among as many
 
 
-def train_rank(config: Config, directory: Path) -> dict[str, Any]:
-    """Train and evaluate as one rank; rank 0 writes `metrics.json`."""
+def train_rank(config: Config, directory: Path) -> Values:
+    """Train and evaluate as one of the ranks; rank 0 writes `metrics.json`."""
     if config.trainer.num_threads is not None:
         torch.set_num_threads(config.trainer.num_threads)
     ranks = connect(config.trainer)
@@ -158,7 +151,7 @@ class TrainingRun:
     directory: Path
     data: GroupedStreamsDataModule
     module: LanguageModelModule
-    trainer: L.Trainer
+    trainer: Trainer
     curve: ValidationCurve
     start: Start
 
@@ -178,7 +171,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     loggers: list[Logger] = [DummyLogger()]  # on ranks that write nothing
     if ranks.rank == 0:
         loggers = lightning_loggers(config, directory)
-    L.seed_everything(config.seed, verbose=False)
+    seed_everything(config.seed, verbose=False)
 
     vocabulary = kept_vocabulary(config, start, ranks)
     data = ranks.in_turn(lambda: make_data(config, vocabulary))
@@ -188,11 +181,15 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
 
-    module = LanguageModelModule(model, config, corpus.vocabulary, lengths_of(config), ranks)
+    module = LanguageModelModule(model, config, corpus.vocabulary, ranks)
     module.record["vocabulary_given"] = vocabulary is not None
     module.record["corpus"] = corpus.checksum
     curve = ValidationCurve(directory)
-    callbacks = [curve, *own, *make_callbacks(config, directory, corpus, signals)]
+    callbacks = [
+        curve,
+        *own,
+        *make_callbacks(config, directory, corpus, signals),
+    ]
     if ranks.rank == 0:
         prepare_directory(config, directory, start.resumed, corpus.vocabulary.tokenizer)
     trainer = make_trainer(config, directory, callbacks, start)
@@ -270,28 +267,21 @@ def build_model(config: Config, corpus: Corpus, ranks: Ranks, start: Start) -> M
     if start.resumed is not None:
         check_same_run(config, start.resumed, corpus.checksum)
         if config.train:
-            _check_steps(config, start, ranks)
+            _check_steps(config, start.resumed, ranks)
     if config.trainer.precision == "64-true":
         # Lightning converts the model after it has restored the weights, which float32 would round.
         return model.double()
     return model
 
 
-def _check_steps(config: Config, start: Start, ranks: Ranks) -> None:
-    """Refuse a run without steps left, unless `resume=auto` evaluates it again; report another schedule."""
-    resumed = start.resumed
-    assert resumed is not None
+def _check_steps(config: Config, resumed: Checkpoint, ranks: Ranks) -> None:
+    """Refuse a run without steps left, unless `resume=auto` evaluates it again."""
     max_steps = config.trainer.max_steps
-    allowed = f"must be greater than the {resumed.step} steps of resume={resumed.path}"
-    require(resumed.step < max_steps or start.continues, "trainer.max_steps", max_steps, allowed)
     if resumed.step >= max_steps:
+        allowed = f"must be greater than the {resumed.step} steps of resume={resumed.path}"
+        require(config.resume == "auto", "trainer.max_steps", max_steps, allowed)
         done = f"{resumed.step} of {max_steps} steps are done"
         ranks.report(f"resume=auto: {done}, the run is evaluated again")
-        return
-    is_other = max_steps != resumed.config.trainer.max_steps
-    if is_other and config.optimizer.schedule != "constant":
-        jumps = f"the learning rate jumps to the schedule of {max_steps} steps"
-        ranks.report(f"trainer.max_steps={max_steps}: {jumps}")
 
 
 # Trainer
@@ -320,9 +310,7 @@ def make_callbacks(
     if config.trainer.progress_bar:
         callbacks.append(Progress())
     if config.checkpoint.enabled:
-        folder = directory / "checkpoints"
-        callbacks += best_checkpoints(folder, config.checkpoint)
-        signals.checkpoint = LastCheckpoint(folder, config.checkpoint.every_n_steps)
+        signals.checkpoint = RunCheckpoint(directory / "checkpoints", config.checkpoint)
         callbacks.append(signals.checkpoint)
     callbacks.append(signals)
     return callbacks
@@ -330,7 +318,7 @@ def make_callbacks(
 
 def make_trainer(
     config: Config, directory: Path, callbacks: list[Callback], start: Start
-) -> L.Trainer:
+) -> Trainer:
     """Return the Trainer; a run that a callback had ended trains no further steps."""
     options = config.trainer
     n_visible = torch.cuda.device_count() if options.accelerator == "gpu" else options.devices
@@ -340,7 +328,7 @@ def make_trainer(
     interval = None
     if options.val_every_n_steps is not None and "val_check_interval" not in options.lightning:
         interval = options.val_every_n_steps * options.stream_groups
-    arguments: dict[str, Any] = {
+    arguments: Values = {
         "accelerator": options.accelerator,
         "devices": min(options.devices, n_visible),
         "num_nodes": options.num_nodes,
@@ -376,7 +364,7 @@ def _strategy(config: Config, n_visible: int) -> Any:
     return DDPStrategy(parallel_devices=devices)
 
 
-def disable_signal_handlers(trainer: L.Trainer) -> None:
+def disable_signal_handlers(trainer: Trainer) -> None:
     """Keep Lightning from installing signal handlers, and from asking the other ranks for signals in every step.
 
     Both are private methods. The second, new in 2.6, makes the CPU wait for the GPU; it catches the error of a dead
@@ -393,19 +381,16 @@ def fit(training: TrainingRun) -> None:
     """Train up to `trainer.max_steps`, with the last state saved.
 
     Raises:
-        UserError: the loss is not finite, a checkpoint cannot be written, or a callback does not fit.
+        UserError: the loss is not finite, or a checkpoint cannot be written.
     """
     resumed = training.start.resumed
-    folder = training.directory / "checkpoints"
     try:
         training.trainer.fit(
             training.module, datamodule=training.data, ckpt_path=resumed.path if resumed else None
         )
     except NotFiniteError as error:
-        advice = "no checkpoint was written yet; try a lower optimizer.lr"
-        if any(folder.glob("*.ckpt")):
-            advice = f"try a lower optimizer.lr with initial_weights= the last good checkpoint in {folder}"
-        raise UserError(f"{error}; {advice}") from error
+        advice = "try a lower optimizer.lr, with initial_weights= a checkpoint in"
+        raise UserError(f"{error}; {advice} {training.directory}/checkpoints") from error
     except UnwrittenCheckpointError as error:
         advice = f"with space again repeat the command with hydra.run.dir={training.directory} resume=auto"
         raise UserError(f"{error}; {advice}") from error
@@ -413,31 +398,17 @@ def fit(training: TrainingRun) -> None:
         raise
     except MisconfigurationException as error:
         raise UserError(f"trainer: Lightning refuses it: {first_line(error)}") from error
-    except Exception as error:
-        if is_of_lightnings_callback(error):
-            raise UserError(f"trainer.callbacks: one does not fit: {first_line(error)}") from error
+    except Exception:
         if resumed is None or training.trainer.global_step > resumed.step:
             raise
         with naming(resumed.option, resumed.path):  # before the first step, blame the checkpoint
             raise
 
 
-def is_of_lightnings_callback(error: Exception) -> bool:
-    """Return whether a Lightning callback asked the module for an attribute, as BackboneFinetuning does.
-
-    Any other caller has a bug, and its traceback shows it.
-    """
-    if not isinstance(error, AttributeError) or not isinstance(error.obj, LanguageModelModule):
-        return False
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    asking = frames[-2].f_globals["__name__"]  # the last one is torch's __getattr__
-    return asking.startswith("lightning.pytorch.callbacks.")
-
-
 # Test
 
 
-def test(training: TrainingRun) -> dict[str, Any]:
+def test(training: TrainingRun) -> Values:
     """Score the best weights (the last without checkpoints) on the validation and the test split.
 
     Returns:
@@ -453,16 +424,18 @@ def test(training: TrainingRun) -> dict[str, Any]:
     n_steps = trainer.global_step
     if given is not None and not training.config.train:
         n_steps = given.step
-    metrics: dict[str, Any] = {"steps": n_steps}
+    metrics: Values = {
+        "steps": n_steps,
+        "tokens": module.tokens,
+        "seconds": round(training.curve.seconds, 2),
+        "peak_memory_bytes": module.ranks.largest(peak_memory(trainer.strategy.root_device)),
+        "weights": "last",
+        "weights_step": n_steps,
+    }
     ended_by = start.ended_by or who_stopped(trainer)
     if ended_by:
         metrics["ended_by"] = ended_by
-    metrics["tokens"] = module.tokens
-    metrics["seconds"] = round(training.curve.seconds, 2)
-    metrics["peak_memory_bytes"] = module.ranks.largest(peak_memory(trainer.strategy.root_device))
-    metrics["weights"] = "last"
-    metrics["weights_step"] = n_steps
-    best = training.directory / "checkpoints" / "best.ckpt"
+    best = training.directory / "checkpoints" / BEST
     if training.config.train and training.config.checkpoint.enabled and best.exists():
         checkpoint = read_checkpoint(best)
         module.load_state_dict(checkpoint.contents["state_dict"])
@@ -498,8 +471,8 @@ def score_splits(training: TrainingRun) -> None:
         trainer.test(training.module, datamodule=training.data, verbose=False)
 
 
-def evaluation_settings(training: TrainingRun) -> dict[str, Any]:
-    """Return protocol and lengths for the final evaluation."""
+def evaluation_settings(training: TrainingRun) -> Values:
+    """Return protocol and lengths of the final evaluation."""
     options = training.data.evaluation
     lengths = training.module.evaluation_lengths
     return {
@@ -512,7 +485,7 @@ def evaluation_settings(training: TrainingRun) -> dict[str, Any]:
     }
 
 
-def count_parameters(module: L.LightningModule) -> int:
+def count_parameters(module: LanguageModelModule) -> int:
     """Return the number of parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
@@ -520,8 +493,8 @@ def count_parameters(module: L.LightningModule) -> int:
 # Results
 
 
-def write_results(training: TrainingRun, metrics: dict[str, Any]) -> None:
-    """Write `metrics.json`, the best weights' values on whole splits, and put the same into W&B's summary."""
+def write_results(training: TrainingRun, metrics: Values) -> None:
+    """Write `metrics.json`, and the same values of the best weights on whole splits into W&B's summary."""
     write_json(training.directory / "metrics.json", metrics, allow_nan=False)
     for logger in training.trainer.loggers:
         if isinstance(logger, WandbLogger):
@@ -546,29 +519,25 @@ def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str
     ]
 
 
-def closing_lines(metrics: dict[str, Any], options: Config, directory: Path) -> list[str]:
+def closing_lines(metrics: Values, options: Config, directory: Path) -> list[str]:
     """Return the lines that a run ends with: losses, the test split first, files, and the next two commands."""
-    shown = []
+    losses = []
     for split in ("test", "val"):
-        if f"{split}/nll" not in metrics:
-            continue
-        for unit in ("nll", *shown_units(metrics, f"{split}/")):
-            name = f"{split}/{unit}"
-            shown.append(f"{name} {metrics[name]:.4f}")
-    line = f"{', '.join(shown)} after {metrics['steps']} steps"
+        if f"{split}/nll" in metrics:
+            for unit in ("nll", *shown_units(metrics, f"{split}/")):
+                name = f"{split}/{unit}"
+                losses.append(f"{name} {metrics[name]:.4f}")
+    line = f"{', '.join(losses)} after {metrics['steps']} steps"
     if "ended_by" in metrics:
         line += f", ended by {metrics['ended_by']}"
     if metrics["weights_step"] != metrics["steps"]:
         line += f", with the weights of step {metrics['weights_step']}, the best on validation"
-    lines = [line]
-    upload = upload_line(directory)
-    if "wandb" in options.logger.each and upload is not None:
-        lines.append(upload)
+    lines = [line, *upload_lines(directory)]
     lines.append(
         f"lower is better; metrics.json, config.yaml, validation.jsonl and checkpoints are in {directory}"
     )
     if options.checkpoint.enabled and options.train:
-        best = directory / "checkpoints" / "best.ckpt"
+        best = directory / "checkpoints" / BEST
         lines.append(f"next: txl evaluate checkpoint={best} or txl generate checkpoint={best}")
     return lines
 

@@ -42,5 +42,9 @@ def compiled(score: Any, backend: str = "inductor") -> Any:
     options.backward_pass_autocast = "off"  # read when the function is first called
     # Here, since as a decorator it imports torch._dynamo, which takes as long as torch.
     for owner, method in UNCOMPILED:
-        setattr(owner, method, torch.compiler.disable(getattr(owner, method)))
+        setattr(
+            owner,
+            method,
+            torch.compiler.disable(getattr(owner, method)),
+        )
     return torch.compile(score, backend=backend)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,19 +11,12 @@ from txl_lightning.config.architecture import LENGTHS
 from txl_lightning.config.schemas import WITHOUT_PATH, Config, flat, plain, stored
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.models import Model, architecture
 from txl_lightning.evaluation.trained import Checkpoint, read_checkpoint
 from txl_lightning.files import write_text
 from txl_lightning.reporting.code import code_version
-from txl_lightning.training.checkpoints import (
-    BEST,
-    LAST,
-    PREVIOUS,
-    is_in_run,
-    last_good,
-    remove_later_steps,
-)
+from txl_lightning.training.checkpoints import BEST, LAST, NO_STATE, is_in_run
 
 # A resumed run must have the same options as the checkpoint's run and its validations, whose losses it compares, except
 # where the corpus files are. An option that an older checkpoint lacks has its default there. `memory.segments` only
@@ -47,7 +39,8 @@ OTHER_TEXT = (
     "was trained on another text than this corpus has now: "
     "give the old files, or initial_weights= to train on this text"
 )
-CURVES = ("validation.jsonl", "context_curve.jsonl", "context_curve.png", "metrics.json")
+# What a run may have left that was killed before its first checkpoint.
+LEFT = ("validation.jsonl", "context_curve.*", "checkpoints/step[0-9]*.ckpt")
 
 
 @dataclass(frozen=True)
@@ -55,14 +48,14 @@ class Start:
     """Where a run begins.
 
     Args:
-        resumed: the checkpoint from which the run goes on.
-        weights: the checkpoint in `initial_weights`.
-        continues: whether the resumed run belongs to the directory, found by `resume=auto`.
+        resumed: checkpoint of the run that goes on.
+        weights: checkpoint of `initial_weights`.
+        ended_by: callback that ended the run which `resume=auto` finds; another `resume` trains on.
     """
 
     resumed: Checkpoint | None = None
     weights: Checkpoint | None = None
-    continues: bool = False
+    ended_by: str | None = None
 
     @classmethod
     def of(cls, config: Config, directory: Path, ranks: Ranks) -> Start:
@@ -71,25 +64,21 @@ class Start:
         `resume=auto` means the run directory's last good one. Rank 0 chooses it and reports the choice.
 
         Raises:
-            OptionError: it cannot be read; with `auto`, several exist and none can be read, so no run is replaced
-                unasked.
+            OptionError: it cannot be read; with `auto`, none of several.
         """
         path = resumed_path(config)
         if config.resume == "auto":
-            found = _find_last(directory) if ranks.rank == 0 else None
-            path = ranks.first(found)
+            if ranks.rank == 0:
+                path = _find_last(directory, ranks)
+            path = ranks.first(path)
         if path is not None:
-            return cls(read_checkpoint(path, option="resume"), continues=config.resume == "auto")
+            resumed = read_checkpoint(path, option="resume")
+            if config.resume == "auto":
+                return cls(resumed, ended_by=resumed.record.get("ended_by"))
+            return cls(resumed)
         if config.initial_weights is not None:
             return cls(weights=read_checkpoint(config.initial_weights, option="initial_weights"))
         return cls()
-
-    @property
-    def ended_by(self) -> str | None:
-        """Callback that ended the run which `resume=auto` finds; another `resume` trains on."""
-        if self.resumed is None or not self.continues:
-            return None
-        return self.resumed.record.get("ended_by")
 
 
 def resumed_path(config: Config) -> Path | None:
@@ -99,79 +88,62 @@ def resumed_path(config: Config) -> Path | None:
     return Path(str(config.resume))
 
 
-def _find_last(directory: Path) -> Path | None:
-    folder = directory / "checkpoints"
-    path, damaged = last_good(folder)
-    for line in damaged:
-        print(line, file=sys.stderr, flush=True)
+def _find_last(directory: Path, ranks: Ranks) -> Path | None:
+    """Return the run's last checkpoint, or its best one if that is damaged or missing; None without any."""
+    is_damaged = False
+    for name in (LAST, BEST):
+        path = directory / "checkpoints" / name
+        if not path.exists():
+            continue
+        try:
+            read_checkpoint(path, option="resume")
+        except UserError as error:
+            is_damaged = True
+            ranks.report(str(error))
+        else:
+            ranks.report(f"resume=auto: resuming from {path}")
+            return path
     unreadable = f"no checkpoint of its run can be read: {ANOTHER}"
-    require(path is not None or not damaged, "hydra.run.dir", directory, unreadable)
-    start = f"resuming from {path}"
-    if path is None:
-        start = f"no checkpoint in {folder}, starting from scratch"
-    print(f"resume=auto: {start}", file=sys.stderr, flush=True)
-    return path
+    require(not is_damaged, "hydra.run.dir", directory, unreadable)
+    ranks.report(f"resume=auto: no checkpoint in {directory}/checkpoints, starting from scratch")
+    return None
 
 
 def refuse_to_replace(config: Config, directory: Path) -> None:
-    """Refuse a folder that holds a run, unless this one continues it, or it is finished and `resume=replace` is given.
+    """Refuse a folder that holds a run, unless this one continues it.
 
     Raises:
         OptionError: `hydra.run.dir` is such a folder.
     """
-    folder = directory / "checkpoints"
-    is_finished = (directory / "metrics.json").exists()
-    names = (
-        (LAST,) if is_finished else (LAST, PREVIOUS, BEST)
-    )  # a kill while it was replaced leaves the second two
-    is_saved = any((folder / name).exists() for name in names)
     path = resumed_path(config)
-    continues = config.resume == "auto" and is_saved
-    if continues or (path is not None and is_in_run(directory, path)):
+    if config.train and path is not None and is_in_run(directory, path):
         return
+    folder = directory / "checkpoints"
+    is_saved = (folder / LAST).exists() or (folder / BEST).exists()
+    if config.train and is_saved and config.resume == "auto":
+        return
+    is_finished = (directory / "metrics.json").exists()
+    finished = f"holds a finished run: {ANOTHER}, or delete this one"
+    require(not is_finished, "hydra.run.dir", directory, finished)
     unfinished = f"holds an unfinished run: continue it with resume=auto, or {ANOTHER}"
-    require(is_finished or not is_saved, "hydra.run.dir", directory, unfinished)
-    replaced = f"holds a finished run: {ANOTHER}, or replace it with resume=replace"
-    require(config.resume == "replace" or not is_finished, "hydra.run.dir", directory, replaced)
+    require(not is_saved, "hydra.run.dir", directory, unfinished)
 
 
 def prepare_directory(
     config: Config, directory: Path, resumed: Checkpoint | None, tokenizer: str | None
 ) -> None:
-    """Create the run directory with `config.yaml` and `tokenizer.json`; remove the run that this one replaces.
-
-    What an unfinished run without a checkpoint has left is removed too, and the user is told.
-    """
-    done = -1
-    if resumed is not None and is_in_run(directory, resumed.path):
-        done = resumed.step
-    else:
-        _remove_earlier_run(config, directory)
-    remove_later_steps(directory / "checkpoints", done)
+    """Create the run directory with `config.yaml` and `tokenizer.json`."""
+    if resumed is None or not is_in_run(directory, resumed.path):
+        for pattern in LEFT:
+            for path in directory.glob(pattern):
+                path.unlink()
     directory.mkdir(parents=True, exist_ok=True)
     code = code_version()
     header = f"# txl_lightning {code['version']}, commit {code['commit'] or 'unknown'}\n"
-    write_text(
-        directory / "config.yaml", header + OmegaConf.to_yaml(OmegaConf.create(stored(config)))
-    )
+    text = OmegaConf.to_yaml(OmegaConf.create(stored(config)))
+    write_text(directory / "config.yaml", header + text)
     if tokenizer:
         write_text(directory / "tokenizer.json", tokenizer)
-
-
-def _remove_earlier_run(config: Config, directory: Path) -> None:
-    """Remove checkpoints first: then `resume=auto` never continues a run that a kill has left half removed."""
-    names = list(CURVES)
-    if config.resume == "replace":
-        names = [f"checkpoints/{name}" for name in (LAST, PREVIOUS, BEST)] + names
-    paths = [directory / name for name in names if (directory / name).exists()]
-    if paths:
-        print(
-            f"{directory} holds an earlier run, which this one replaces",
-            file=sys.stderr,
-            flush=True,
-        )
-    for path in paths:
-        path.unlink()
 
 
 def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
@@ -181,8 +153,7 @@ def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
         OptionError: an option differs (names the first one), or the file has no training state.
     """
     resumed.require(
-        "optimizer_states" in resumed.contents,
-        "holds weights only: start from them with initial_weights=",
+        "training" in resumed.record, f"{NO_STATE}: start from its weights with initial_weights="
     )
     before = flat(plain(resumed.config))
     for name, value in flat(plain(config)).items():
