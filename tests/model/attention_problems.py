@@ -58,7 +58,13 @@ class Problem:
         return tensors
 
     def visible(self, like: Tensor) -> VisibleKeys:
-        mask_TK = attention_mask(self.T, self.M, self.filled, self.attention_len, like)
+        mask_TK = attention_mask(
+            self.T,
+            self.M,
+            self.filled,
+            self.attention_len,
+            like,
+        )
         if self.documents:  # the second stream begins one at its fourth token
             hidden = torch.zeros_like(mask_TK)
             hidden[3:, : self.M + 3] = float("-inf")
@@ -114,15 +120,30 @@ def judge(inputs: AttentionInputs) -> Tensor:
     K = x.k_HBKE.shape[2]
     distance_TK = K - T + torch.arange(T)[:, None] - torch.arange(K)
     row_TK = (K - distance_TK.clamp(min=0)).to(x.q_HBTE.device)
-    A = torch.zeros((), dtype=x.q_HBTE.dtype, device=x.q_HBTE.device)
+    A = torch.zeros(
+        (),
+        dtype=x.q_HBTE.dtype,
+        device=x.q_HBTE.device,
+    )
     if "a" in x.terms:
         A = A + torch.einsum("hbte,hbke->hbtk", x.q_HBTE, x.k_HBKE)
     if x.u_HE is not None:
         A = A + torch.einsum("he,hbke->hbk", x.u_HE, x.k_HBKE)[:, :, None]
     if x.r_HSE is not None and "b" in x.terms:
-        A = A + torch.einsum("hbte,htke->hbtk", x.q_HBTE, x.r_HSE[:, row_TK])
+        A = A + torch.einsum(
+            "hbte,htke->hbtk",
+            x.q_HBTE,
+            x.r_HSE[:, row_TK],
+        )
     if x.r_HSE is not None and x.v_HE is not None:
-        A = A + torch.einsum("he,htke->htk", x.v_HE, x.r_HSE[:, row_TK])[:, None]
+        A = (
+            A
+            + torch.einsum(
+                "he,htke->htk",
+                x.v_HE,
+                x.r_HSE[:, row_TK],
+            )[:, None]
+        )
     if x.bias_HS is not None:
         A = A + x.bias_HS[:, None, row_TK]
     probabilities = (A / math.sqrt(E) + x.visible.mask_TK).softmax(-1)

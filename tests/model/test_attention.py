@@ -59,7 +59,12 @@ def naive_score(
     return score / math.sqrt(len(q))
 
 
-def naive_heads(states: Tensor, i: int, w: Any, problem: Any) -> Tensor:
+def naive_heads(
+    states: Tensor,
+    i: int,
+    w: Any,
+    problem: Any,
+) -> Tensor:
     """The heads of query i of one stream, whose first key in the segment is key M."""
     M, filled = problem["memory"]
     heads = []
@@ -86,7 +91,12 @@ def naive_heads(states: Tensor, i: int, w: Any, problem: Any) -> Tensor:
     return torch.cat(heads)
 
 
-def naive_attention(hidden: Tensor, memory: Tensor, w: Any, problem: Any) -> Tensor:
+def naive_attention(
+    hidden: Tensor,
+    memory: Tensor,
+    w: Any,
+    problem: Any,
+) -> Tensor:
     outputs = []
     for states in torch.cat([memory, hidden], dim=1):
         for i in range(problem["T"]):
@@ -144,7 +154,12 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem, seed
     names = {name for name, _ in attention.named_parameters()}
     assert names == set(state), "there are no weights that no term needs"
 
-    sinusoids_SD = sinusoids_of_distances(M + T, D, problem["clamp_len"], hidden)
+    sinusoids_SD = sinusoids_of_distances(
+        M + T,
+        D,
+        problem["clamp_len"],
+        hidden,
+    )
     positions = LayerPositions(w["u"], w["v"], sinusoids_SD).of_terms(terms)
     attention_len = problem["attention_len"]
     mask_TK = attention_mask(T, M, filled, attention_len, hidden)
@@ -164,4 +179,8 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem, seed
 def test_far_positions_are_precise_in_single_precision():
     positions = sinusoids_of_distances(5000, 6, -1, torch.zeros(1))
     assert positions.dtype == torch.float32
-    assert_close(positions[0].double(), R(5000, 6), 1e-07)
+    assert_close(
+        positions[0].double(),
+        R(5000, 6),
+        1e-07,
+    )

@@ -85,7 +85,11 @@ def test_torchs_kernel(problem):
     ids=str,
 )
 def test_blocks_of_queries_in_training(problem, monkeypatch):
-    monkeypatch.setattr(attention, "TRAINING_BLOCK", {torch.float64: 8, torch.float32: 8})
+    monkeypatch.setattr(
+        attention,
+        "TRAINING_BLOCK",
+        {torch.float64: 8, torch.float32: 8},
+    )
     compare(problem, chosen)
 
 
@@ -159,7 +163,11 @@ def heads_with_dropout(
     """Heads of an attention with dropout, and the gradients of its inputs."""
     problem = Problem(T=T, M=M, filled=M, H=2, E=4)
     torch.manual_seed(2)
-    results = heads_and_gradients(problem, lambda inputs: attend(inputs, Dropout(dropout)), dtype)
+    results = heads_and_gradients(
+        problem,
+        lambda inputs: attend(inputs, Dropout(dropout)),
+        dtype,
+    )
     return [x.detach() for x in results.values()]
 
 
@@ -168,7 +176,11 @@ def test_probabilities_that_are_computed_again_are_dropped_alike(
 ):
     monkeypatch.setattr(attention, "TRAINING_BLOCK", {torch.float64: 7})
     again = heads_with_dropout(20, 4, 0.4, torch.float64)
-    monkeypatch.setattr(attention, "checkpoint", lambda f, *args, **options: f(*args))
+    monkeypatch.setattr(
+        attention,
+        "checkpoint",
+        lambda f, *args, **options: f(*args),
+    )
     stored = heads_with_dropout(20, 4, 0.4, torch.float64)
     assert_close(again, stored, 0)
 
@@ -202,7 +214,12 @@ class LowRank(nn.Module):
         self.projection = projection
         n_outputs, n_inputs = projection.weight.shape
         self.A = torch.ones(2, n_inputs, dtype=torch.float64)
-        self.B = torch.linspace(-0.3, 0.3, 2 * n_outputs, dtype=torch.float64).view(-1, 2)
+        self.B = torch.linspace(
+            -0.3,
+            0.3,
+            2 * n_outputs,
+            dtype=torch.float64,
+        ).view(-1, 2)
 
     @property
     def weight(self) -> Tensor:
@@ -213,14 +230,22 @@ class LowRank(nn.Module):
         return self.projection(x) + x @ self.A.T @ self.B.T
 
 
-def wrap(layer: nn.Module, merged: nn.Module, name: str) -> None:
+def wrap(
+    layer: nn.Module,
+    merged: nn.Module,
+    name: str,
+) -> None:
     parent, _, child = name.rpartition(".")
     wrapper = LowRank(layer.get_submodule(name))
     setattr(layer.get_submodule(parent), child, wrapper)
     merged.get_submodule(name).weight.data += wrapper.B @ wrapper.A
 
 
-def hook(layer: nn.Module, merged: nn.Module, name: str) -> None:
+def hook(
+    layer: nn.Module,
+    merged: nn.Module,
+    name: str,
+) -> None:
     layer.get_submodule(name).register_forward_hook(lambda module, inputs, output: 2.0 * output)
     merged.get_submodule(name).weight.data *= 2.0
 
@@ -283,7 +308,18 @@ def test_a_kernel_replaces_attention_with_the_documented_arguments():
     ):  # type: ignore[no-untyped-def]
         calls.append(terms)
         return attend_as_written(
-            AttentionInputs(q, k, values, r, u, v, bias, terms, visible), dropout
+            AttentionInputs(
+                q,
+                k,
+                values,
+                r,
+                u,
+                v,
+                bias,
+                terms,
+                visible,
+            ),
+            dropout,
         )
 
     for layer in model.layers:

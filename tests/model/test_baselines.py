@@ -21,7 +21,14 @@ ADAPTIVE = [
     {"cutoffs": (4, 8), "div_val": 2},
     {"d_embed": 4, "cutoffs": (4, 8), "tie_projections": "none"},
 ]
-ADAPTIVE += [{"d_embed": 6, "cutoffs": (4,), "div_val": 2, "tie_projections": "all"}]
+ADAPTIVE += [
+    {
+        "d_embed": 6,
+        "cutoffs": (4,),
+        "div_val": 2,
+        "tie_projections": "all",
+    }
+]
 
 
 def random_state(model: RecurrentLanguageModel, n_streams: int) -> RecurrentState:
@@ -106,7 +113,11 @@ def test_pooling_over_time_equals_a_loop(T):
     fast = forget_mult(*inputs)
     cells = []
     cell = inputs[2]
-    for f, z in zip(forget.unbind(1), inputs[1].unbind(1), strict=True):
+    for f, z in zip(
+        forget.unbind(1),
+        inputs[1].unbind(1),
+        strict=True,
+    ):
         cell = f * cell + (1 - f) * z
         cells.append(cell)
     slow = torch.stack(cells, dim=1)

@@ -29,11 +29,21 @@ ARMS: dict[str, dict[str, Any]] = {**ENCODINGS, "relative, untied u and v": {"un
 def model_of(encoding: str, **options: Any) -> TransformerXL:
     """A tiny model of an entry of ARMS; one that rotates has no clamp."""
     clamp = {"clamp_len": -1} if ARMS[encoding].get("encoding") == "rope" else {}
-    return tiny_model(**{**ARMS[encoding], **options, **clamp})
+    return tiny_model(
+        **{
+            **ARMS[encoding],
+            **options,
+            **clamp,
+        }
+    )
 
 
 @torch.no_grad()
-def outputs(model: Any, stream: Tensor, segments: list[int]) -> Tensor:
+def outputs(
+    model: Any,
+    stream: Tensor,
+    segments: list[int],
+) -> Tensor:
     """Hidden states of all calls, concatenated, and log P(token 0) as a last column."""
     results = []
     memory = None
@@ -82,7 +92,12 @@ SEGMENTS = st.lists(
 )
 def test_with_any_options_and_segments(encoding, options, segments, n_streams):
     model = model_of(encoding, **options)
-    assert_same(model, random_stream(n_streams, sum(segments)), segments, EXACT)
+    assert_same(
+        model,
+        random_stream(n_streams, sum(segments)),
+        segments,
+        EXACT,
+    )
 
 
 @pytest.mark.parametrize(("encoding", "T"), product_of(["relative", "rope", "alibi"], [1, 3]))
@@ -149,7 +164,11 @@ def test_changed_weights_are_refused_and_a_new_object_computes_with_them(change)
         with pytest.raises(RuntimeError, match="changed after cached inference was set up; make"):
             use()
     expected = outputs(model, stream, [6, 6])
-    assert_close(outputs(cached.with_lengths(), stream, [6, 6]), expected, SINGLE)
+    assert_close(
+        outputs(cached.with_lengths(), stream, [6, 6]),
+        expected,
+        SINGLE,
+    )
 
 
 def test_torch_counts_changes_in_place_except_those_of_a_fused_optimizer():
@@ -177,7 +196,12 @@ def test_gradients_and_dropout_are_refused():
 def test_in_inference_mode():
     model = tiny_model()
     with torch.inference_mode():
-        assert_same(model, random_stream(2, 12), [3] * 4, EXACT)
+        assert_same(
+            model,
+            random_stream(2, 12),
+            [3] * 4,
+            EXACT,
+        )
 
 
 @pytest.mark.parametrize("encoding", ["relative", "shaw", "rope"])
@@ -211,7 +235,11 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(arm, n_targets):
         if scorer is not model:
             again = memory.copy()
         expected, _ = scorer(stream[:, 9:], memory)
-        hidden, _ = scorer(stream[:, 9:], again, n_last=n_targets)
+        hidden, _ = scorer(
+            stream[:, 9:],
+            again,
+            n_last=n_targets,
+        )
         torch.testing.assert_close(
             hidden,
             expected[:, 8 - n_targets :],

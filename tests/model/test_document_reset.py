@@ -66,7 +66,11 @@ def scored(model: Any, stream: Tensor, start: int = 0) -> Tensor:
 
 
 places = st.lists(
-    st.lists(st.integers(0, L - 1), unique=True, max_size=6),
+    st.lists(
+        st.integers(0, L - 1),
+        unique=True,
+        max_size=6,
+    ),
     min_size=B,
     max_size=B,
 )
@@ -95,12 +99,20 @@ def test_a_document_scores_as_it_does_alone_in_a_stream(starts, encoding, length
             edges = sorted({0, *starts[row], L - 1})
             for first, stop in pairwise(edges):
                 # Later text is left in place: absolute positions count from the end of a segment.
-                alone = scored(plain, stream[row : row + 1], first)
+                alone = scored(
+                    plain,
+                    stream[row : row + 1],
+                    first,
+                )
                 document = together[row, first:stop]
                 assert_close(document, alone[0, : stop - first])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16],
+    ids=str,
+)
 @torch.no_grad()
 def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
     """Fused attention reads keys in blocks of some hundreds."""
@@ -110,7 +122,11 @@ def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
         stream = random_stream(1, 1601)
         stream[:, :1300] = (stream[:, :1300] + change) % model.config.vocab_size
         tokens = marked(stream, [[1300]])
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast(
+            "cpu",
+            torch.bfloat16,
+            enabled=dtype == torch.bfloat16,
+        ):
             _, memory = model(tokens[:, :1280])
             losses.append(
                 model.score(

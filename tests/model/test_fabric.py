@@ -22,8 +22,16 @@ def test_two_segments_give_the_losses_of_the_bare_model(name):
     expected, memory = model.score(TOKENS, TOKENS)
     nll, memory_of_fabric = wrapped.score(TOKENS, TOKENS)
     assert torch.equal(nll, expected)
-    expected, _ = model.score(TOKENS, TOKENS[:, -4:], memory)
-    nll, _ = wrapped.score(TOKENS, TOKENS[:, -4:], memory_of_fabric)
+    expected, _ = model.score(
+        TOKENS,
+        TOKENS[:, -4:],
+        memory,
+    )
+    nll, _ = wrapped.score(
+        TOKENS,
+        TOKENS[:, -4:],
+        memory_of_fabric,
+    )
     assert torch.equal(nll, expected)
     hidden, _ = wrapped(TOKENS, memory_of_fabric)
     hidden.sum().backward()

@@ -99,7 +99,11 @@ WRONG += [("mem_len", 0)]
 
 @pytest.mark.parametrize(("option", "value"), WRONG)
 def test_an_option_that_is_not_allowed_is_named_at_once(option, value):
-    options = {"n_tokens": 3, "prompt_BT": random_stream(1, 3), option: value}
+    options = {
+        "n_tokens": 3,
+        "prompt_BT": random_stream(1, 3),
+        option: value,
+    }
     with pytest.raises(OptionError, match=f"^{option.removesuffix('_BT')}=.*: must (be|have)"):
         generate(tiny_model(mem_len=options.pop("mem_len", 4)), **options)
 
@@ -134,9 +138,21 @@ def test_prompts_of_different_lengths_are_continued_as_each_is_alone(name, top_k
     stream = random_stream(1, 90)[0]
     prompts = [stream[:7], stream[:1], stream, stream[50:57]]
     options = {"top_k": top_k, "segment_len": 32}
-    together = generate_all(model, prompts, 8, seed=[4, 5, 6, 7], **options)
+    together = generate_all(
+        model,
+        prompts,
+        8,
+        seed=[4, 5, 6, 7],
+        **options,
+    )
     for row, prompt in enumerate(prompts):
-        alone = drawn(model, prompt[None], 8, seed=4 + row, **options)
+        alone = drawn(
+            model,
+            prompt[None],
+            8,
+            seed=4 + row,
+            **options,
+        )
         assert torch.equal(together[row], alone[0])
 
 

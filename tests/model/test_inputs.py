@@ -34,10 +34,20 @@ def test_inputs_take_the_place_of_the_scaled_embeddings(arm, mode):
     with torch.set_grad_enabled(scorer is model):
         torch.manual_seed(0)
         _, memory = scorer(stream[:, :T])
-        expected = second(scorer, memory, tokens_BT=stream[:, T:], n_last=3)
+        expected = second(
+            scorer,
+            memory,
+            tokens_BT=stream[:, T:],
+            n_last=3,
+        )
         torch.manual_seed(0)
         _, memory = scorer(inputs_BTD=embedded[:, :T])
-        hidden = second(scorer, memory, inputs_BTD=embedded[:, T:], n_last=3)
+        hidden = second(
+            scorer,
+            memory,
+            inputs_BTD=embedded[:, T:],
+            n_last=3,
+        )
     # Not the same bits: AVX2's products depend on places in memory.
     assert_close(hidden, expected, 1e-12)
 
@@ -45,14 +55,30 @@ def test_inputs_take_the_place_of_the_scaled_embeddings(arm, mode):
 @pytest.mark.parametrize("arm", STATEFUL)
 def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax(arm):
     model = tiny_model(**STATEFUL[arm])
-    bare = tiny_model(**{**STATEFUL[arm], "vocab_size": None, "cutoffs": ()})
+    bare = tiny_model(
+        **{
+            **STATEFUL[arm],
+            "vocab_size": None,
+            "cutoffs": (),
+        }
+    )
     missing = bare.load_state_dict(model.state_dict(), strict=False)
     assert missing.missing_keys == []
     assert {key.split(".")[0] for key in missing.unexpected_keys} == {"embedding", "softmax"}
-    inputs = torch.randn(2, 2 * T, 8, dtype=torch.float64, requires_grad=True)
+    inputs = torch.randn(
+        2,
+        2 * T,
+        8,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     hidden, memory = bare(inputs_BTD=inputs[:, :T])
     assert torch.equal(hidden, model(inputs_BTD=inputs[:, :T])[0])
-    again = second(bare, memory, inputs_BTD=inputs[:, T:])
+    again = second(
+        bare,
+        memory,
+        inputs_BTD=inputs[:, T:],
+    )
     (hidden.square().sum() + again.square().sum()).backward()
     assert bool((inputs.grad.abs().sum(dim=-1) > 0).all())
 

@@ -109,9 +109,17 @@ def test_padding_never_enters_the_memory_of_a_stream(arm, mode):
     expected = []
     with torch.set_grad_enabled(mode == "gradients"):
         losses, memory = scored_together(scorer, stream)
-        following, _ = scorer.score(stream[:, :T], next_targets, memory)
+        following, _ = scorer.score(
+            stream[:, :T],
+            next_targets,
+            memory,
+        )
         for b in range(B):
-            alone, memory = scored_alone(model, stream[b], LENGTHS[:, b])
+            alone, memory = scored_alone(
+                model,
+                stream[b],
+                LENGTHS[:, b],
+            )
             follows, _ = model.score(
                 stream[b : b + 1, :T],
                 next_targets[b : b + 1],
@@ -123,7 +131,11 @@ def test_padding_never_enters_the_memory_of_a_stream(arm, mode):
     if mode == "gradients":
         total = torch.cat([*losses, following.flatten()]).sum()
         ours = torch.autograd.grad(total, parameters, materialize_grads=True)
-        theirs = torch.autograd.grad(torch.cat(expected).sum(), parameters, materialize_grads=True)
+        theirs = torch.autograd.grad(
+            torch.cat(expected).sum(),
+            parameters,
+            materialize_grads=True,
+        )
         assert_close(ours, theirs, 1e-08)
 
 
@@ -145,4 +157,9 @@ def test_lengths_that_cannot_be_are_refused_in_one_line(arm):
             ValueError,
             match=rf"^lengths_B={re.escape(str(lengths))}: must be 2 lengths from 0 to 5$",
         ):
-            tiny_model().score(tokens, tokens, None, torch.tensor(lengths))
+            tiny_model().score(
+                tokens,
+                tokens,
+                None,
+                torch.tensor(lengths),
+            )

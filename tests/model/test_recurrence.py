@@ -28,11 +28,21 @@ def scored(
 ) -> tuple[Tensor, Memory]:
     """Losses of two streams that are cut into these segments, and the last memory."""
     stream = random_stream(2, sum(segments) + 1)
-    return score_segments(model, stream, segments, model.start_memory(2, static))
+    return score_segments(
+        model,
+        stream,
+        segments,
+        model.start_memory(2, static),
+    )
 
 
 @settings(max_examples=40)
-@given(architectures, clamps, cuts, st.none() | st.integers(1, 20))
+@given(
+    architectures,
+    clamps,
+    cuts,
+    st.none() | st.integers(1, 20),
+)
 def test_with_enough_memory_or_same_length_segments_do_not_matter(
     architecture, clamp_len, segments, mem_len
 ):
@@ -48,7 +58,12 @@ def test_with_enough_memory_or_same_length_segments_do_not_matter(
 
 
 @settings(max_examples=20)
-@given(architectures, st.booleans(), cuts, st.integers(0, 12))
+@given(
+    architectures,
+    st.booleans(),
+    cuts,
+    st.integers(0, 12),
+)
 def test_a_static_memory_computes_what_a_growing_one_does(
     architecture, same_length, segments, mem_len
 ):
@@ -80,7 +95,12 @@ def test_a_segment_sees_itself_and_as_many_segments_as_there_are_layers(n_layer)
 
 
 def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():
-    lengths = {"mem_len": 7, "same_length": True, "clamp_len": 3, "memory_start": "zeros"}
+    lengths = {
+        "mem_len": 7,
+        "same_length": True,
+        "clamp_len": 3,
+        "memory_start": "zeros",
+    }
     model = tiny_model()
     config = model.config
     view = model.with_lengths(**lengths)
@@ -100,7 +120,11 @@ STATES = {
         HIDDEN, filled=2, tokens_nBD=torch.randn(5, 6, 4), first_column=10
     ),
     "compressive": CompressiveMemory(HIDDEN, filled=3, n_compressed=1, first_column=10),
-    "recurrent": RecurrentState(torch.randn(2, 6, 4), torch.randn(2, 6, 4), first_column=10),
+    "recurrent": RecurrentState(
+        torch.randn(2, 6, 4),
+        torch.randn(2, 6, 4),
+        first_column=10,
+    ),
 }
 
 

@@ -97,7 +97,11 @@ class Reference:
         assert len(expected) == (self.config["n_layer"] if self.config["mem_len"] else 0)
         assert expected or memory.length == 0
         for layer, states in expected.items():
-            torch.testing.assert_close(memory.states[int(layer)], states, **close)
+            torch.testing.assert_close(
+                memory.states[int(layer)],
+                states,
+                **close,
+            )
 
 
 def stem(path: Path) -> str:

@@ -48,7 +48,12 @@ def done_before(segment: int) -> Tensor:
     return torch.tensor([row in DONE[segment] for row in range(B)])
 
 
-def hidden_of(model: Any, stream: Tensor, static: bool, resets: bool) -> Tensor:
+def hidden_of(
+    model: Any,
+    stream: Tensor,
+    static: bool,
+    resets: bool,
+) -> Tensor:
     """Hidden states of all segments, with the resets of DONE or without any."""
     hidden = []
     memory = model.start_memory(B, **({"static": True} if static else {}))

@@ -71,13 +71,22 @@ PUBLISHED = {  # `get_slopes` of the ALiBi repository
 @pytest.mark.parametrize("n_head", PUBLISHED)
 def test_slopes_are_the_published_ones(n_head):
     expected = torch.tensor(PUBLISHED[n_head], dtype=torch.float64)
-    torch.testing.assert_close(slopes(n_head, expected), expected, rtol=1e-15, atol=0)
+    torch.testing.assert_close(
+        slopes(n_head, expected),
+        expected,
+        rtol=1e-15,
+        atol=0,
+    )
 
 
 def test_alibi_adds_a_slope_times_the_distance():
     """As attention adds a bias of distances, divided by sqrt(E): see tests/model/test_attention.py."""
     model = tiny_model(encoding="alibi", n_head=6)
-    positions = model.encoding.positions(5, 3, torch.zeros(1).double())
+    positions = model.encoding.positions(
+        5,
+        3,
+        torch.zeros(1).double(),
+    )
     bias_HS = positions[-1].bias_HS / SIZES["d_head"] ** 0.5
     distances_S = torch.tensor([3, 3, 3, 2, 1, 0])
     slopes_H1 = torch.tensor(PUBLISHED[6]).double()[:, None]

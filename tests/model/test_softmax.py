@@ -18,7 +18,14 @@ def make(tie_projections: str = "all", **options: object) -> tuple[TokenEmbeddin
     softmax = TokenSoftmax(embedding, tie_projections).double()
     generator = torch.Generator().manual_seed(0)
     for parameter in [*embedding.parameters(), *softmax.parameters()]:
-        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2
+        parameter.data = (
+            torch.randn(
+                parameter.shape,
+                generator=generator,
+                dtype=torch.float64,
+            )
+            / 2
+        )
     return embedding, softmax
 
 
@@ -71,7 +78,13 @@ OPTIONS = st.fixed_dictionaries(
 def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
     embedding, softmax = make(**options)
     torch.manual_seed(seed)
-    hidden = torch.randn(1, len(targets), 8, dtype=torch.float64, requires_grad=True)
+    hidden = torch.randn(
+        1,
+        len(targets),
+        8,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     plain = []
     for h in hidden[0]:
         plain.append(plain_log_probabilities(h, embedding, softmax, options["tie_projections"]))
@@ -80,7 +93,11 @@ def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
     expected = -log_probabilities.gather(1, targets_BT.T)[:, 0]
     nll = softmax(hidden, targets_BT, embedding)[0]
     assert_close(nll, expected, 1e-11)
-    assert_close(softmax.log_probabilities(hidden, embedding)[0], log_probabilities, 1e-11)
+    assert_close(
+        softmax.log_probabilities(hidden, embedding)[0],
+        log_probabilities,
+        1e-11,
+    )
 
     inputs = [hidden, *embedding.parameters(), *softmax.parameters()]
     weights = torch.randn(len(targets), dtype=torch.float64)
@@ -89,7 +106,11 @@ def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
     assert_close(ours, theirs, 1e-10)
 
 
-@pytest.mark.parametrize("options", [{"div_val": 2}, {"d_embed": 4}, {}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"div_val": 2}, {"d_embed": 4}, {}],
+    ids=str,
+)
 @pytest.mark.parametrize("token", [-13, -1, 12, 99])
 def test_a_token_outside_the_vocabulary_is_refused(options, token):
     """A marked token (-1 - token) of a model that tells documents apart is one for any other model."""

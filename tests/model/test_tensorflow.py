@@ -25,13 +25,24 @@ from txl_lightning.model.inference.cached import CachedTransformerXL
 
 REFERENCES = sorted((Path(__file__).parents[1] / "reference/tensorflow").iterdir())
 SINGLE = {"rtol": 1e-5, "atol": 1e-5}  # their numbers have float32
-FLAGS = {"mem_len": 5, "same_length": True, "clamp_len": -1}
+FLAGS = {
+    "mem_len": 5,
+    "same_length": True,
+    "clamp_len": -1,
+}
 SAME = {"extra_key": True, "memory_start": "zeros", "layer_norm_epsilon": 1e-12}
 
 
 def tensorflow_like(**options: Any) -> TransformerXL:
     """A tiny model with the mask, start and epsilon of that code."""
-    return tiny_model(vocab_size=30, **{**FLAGS, **SAME, **options})
+    return tiny_model(
+        vocab_size=30,
+        **{
+            **FLAGS,
+            **SAME,
+            **options,
+        },
+    )
 
 
 def variables_of(model: TransformerXL) -> dict[str, np.ndarray]:
@@ -43,22 +54,46 @@ def variables_of(model: TransformerXL) -> dict[str, np.ndarray]:
     return variables
 
 
-@pytest.mark.parametrize("only_lengths", [False, True], ids=["all flags", "lengths only"])
-@pytest.mark.parametrize("reference", REFERENCES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "only_lengths",
+    [False, True],
+    ids=["all flags", "lengths only"],
+)
+@pytest.mark.parametrize(
+    "reference",
+    REFERENCES,
+    ids=lambda path: path.name,
+)
 def test_files_losses_and_last_memory_are_those_of_tensorflow(reference, only_lengths):
     weights = dict(np.load(reference / "weights.npz"))
     found = read_variables(reference / "model.ckpt-0")
     assert found.keys() == weights.keys()
     for name, array in weights.items():
-        np.testing.assert_array_equal(found[name], array, strict=True)
+        np.testing.assert_array_equal(
+            found[name],
+            array,
+            strict=True,
+        )
     outputs = {
         name: torch.from_numpy(array) for name, array in np.load(reference / "outputs.npz").items()
     }
     flags = json.loads((reference / "config.json").read_text())
     model = from_tensorflow(found, {name: flags[name] for name in FLAGS} if only_lengths else flags)
-    nll, memory = score_segments(model.eval(), outputs["tokens"], flags["tgt_len"])
-    torch.testing.assert_close(nll, outputs["nll"], **SINGLE)
-    torch.testing.assert_close(memory.states, outputs["memory"], **SINGLE)
+    nll, memory = score_segments(
+        model.eval(),
+        outputs["tokens"],
+        flags["tgt_len"],
+    )
+    torch.testing.assert_close(
+        nll,
+        outputs["nll"],
+        **SINGLE,
+    )
+    torch.testing.assert_close(
+        memory.states,
+        outputs["memory"],
+        **SINGLE,
+    )
 
 
 CUT = {"cutoffs": (6, 14)}
@@ -72,7 +107,14 @@ VARIANTS: list[dict] = [
     {"mem_len": 0},
     {**D, **ALL},
     CUT,
-    *({**CUT, **D, **tied} for tied in (NONE, ALL)),
+    *(
+        {
+            **CUT,
+            **D,
+            **tied,
+        }
+        for tied in (NONE, ALL)
+    ),
     *({**DIVIDED, **tied} for tied in ({}, NONE, ALL)),
 ]
 
@@ -99,7 +141,11 @@ def test_other_sizes_and_flags(options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("tied", [NONE, ALL], ids=str)
+@pytest.mark.parametrize(
+    "tied",
+    [NONE, ALL],
+    ids=str,
+)
 def test_a_projection_of_equal_widths_may_be_left_out_and_is_the_identity(tied):
     model = tensorflow_like(**DIVIDED, **tied, untie_biases=True)
     for projection in (
@@ -122,7 +168,14 @@ def test_variables_of_the_optimizer_are_ignored():
     slots = {
         f"{name}/{slot}": value for name, value in variables.items() for slot in ("Adam", "Adam_1")
     }
-    assert_read({**slots, "global_step": np.array(7), **variables}, model)
+    assert_read(
+        {
+            **slots,
+            "global_step": np.array(7),
+            **variables,
+        },
+        model,
+    )
 
 
 def test_what_is_missing_surplus_or_of_another_size_is_named():

@@ -35,12 +35,21 @@ STATEFUL: dict[str, dict[str, Any]] = {  # of every kind of state
     **{name: {**options, "mem_len": 7} for name, options in ENCODINGS.items()},
     "long memory": {"mem_len": 40},
     "no memory": {"mem_len": 0},
-    "shaw, same length": {**ENCODINGS["shaw"], "mem_len": 6, "same_length": True, "pre_norm": True},
+    "shaw, same length": {
+        **ENCODINGS["shaw"],
+        "mem_len": 6,
+        "same_length": True,
+        "pre_norm": True,
+    },
     "zeros": {"mem_len": 6, "memory_start": "zeros"},
     "extended context": {"mem_len": 6, "ext_len": 2, "clamp_len": 3},
     "al_rfou, extended context": {**ENCODINGS["al_rfou"], "mem_len": 6, "ext_len": 2},
     "documents": {"mem_len": 9, "memory_reset": "document"},
-    "clusters": {"mem_len": 9, "cutoffs": (3, 7), "div_val": 2},
+    "clusters": {
+        "mem_len": 9,
+        "cutoffs": (3, 7),
+        "div_val": 2,
+    },
     "memory tokens": {"model_class": MemoryTokensTransformerXL, "n_tokens": 2, "mem_len": 3},
     "compressive": {
         "model_class": CompressiveTransformerXL,
@@ -70,7 +79,14 @@ def tiny_model(model_class: type[TransformerXL] = TransformerXL, **options: obje
             }
             model: Any = RecurrentLanguageModel(RecurrentConfig(**{**sizes, **options})).double()
         else:
-            config = model_class.config_class(**{**SIZES, "dropout": 0.0, "mem_len": 4, **options})
+            config = model_class.config_class(
+                **{
+                    **SIZES,
+                    "dropout": 0.0,
+                    "mem_len": 4,
+                    **options,
+                }
+            )
             model = model_class(config).double()
         with torch.no_grad():
             for parameter in model.parameters():

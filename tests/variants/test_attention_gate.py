@@ -23,4 +23,8 @@ def test_every_head_or_element_is_multiplied_by_a_gate_of_the_layers_input(gates
         gate = torch.sigmoid(hidden @ W_g.T)
         heads.append(gate * (probabilities[h] @ kv[-1, h]))
     expected = torch.cat(heads, dim=-1) @ attention.output.weight.T
-    assert_close(attention(hidden, memory, positions, visible), expected, 1e-10)
+    assert_close(
+        attention(hidden, memory, positions, visible),
+        expected,
+        1e-10,
+    )

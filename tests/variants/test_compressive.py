@@ -14,13 +14,25 @@ LENGTHS = {"mem_len": 4, "compressed_len": 2, "rate": 2}
 
 
 def compressive(**options: object) -> CompressiveTransformerXL:
-    return tiny_model(CompressiveTransformerXL, **{**LENGTHS, "compression": "conv", **options})
+    return tiny_model(
+        CompressiveTransformerXL,
+        **{
+            **LENGTHS,
+            "compression": "conv",
+            **options,
+        },
+    )
 
 
 def gradients(model: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
     """Gradients of a loss by parameter, without those that it does not reach."""
     named = dict(model.named_parameters())
-    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
+    found = torch.autograd.grad(
+        loss,
+        list(named.values()),
+        allow_unused=True,
+        retain_graph=True,
+    )
     reached = {}
     for name, gradient in zip(named, found, strict=True):
         if gradient is not None and gradient.any():
@@ -89,7 +101,11 @@ def test_groups_do_not_depend_on_how_the_stream_is_cut(compression):
 def test_the_loss_reaches_the_compressors_parameters_alone(pre_norm):
     model = compressive(pre_norm=pre_norm)
     stream = random_stream(2, 25)
-    _, memory = score_segments(model, stream[:, :-4], 4)
+    _, memory = score_segments(
+        model,
+        stream[:, :-4],
+        4,
+    )
     tokens = stream[:, -5:-1]
     targets = stream[:, -4:]
     hidden, after = model(tokens, memory)

@@ -9,13 +9,23 @@ from txl_lightning.model.positions import VisibleKeys, attention_mask
 from txl_lightning.variants.forget_gate import ForgetGateConfig, ForgetGateTransformerXL
 
 
-@pytest.mark.parametrize("options", [{}, {"encoding": "none", "terms": ""}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"encoding": "none", "terms": ""}],
+    ids=str,
+)
 def test_the_scores_gain_the_logarithms_of_the_gates_of_all_tokens_after_the_key(options):
     T = 4
     M = 3
     model = tiny_model(ForgetGateTransformerXL, **options)
     attention = model.layers[0].attention
-    states = torch.randn(2, M + T, 8, dtype=torch.float64, requires_grad=True)
+    states = torch.randn(
+        2,
+        M + T,
+        8,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     memory, hidden = states.split([M, T], dim=1)
     positions = model.encoding.positions(M + T, -1, hidden)[0]
     visible = VisibleKeys(attention_mask(T, M, M, None, hidden))
@@ -41,7 +51,12 @@ def test_the_scores_gain_the_logarithms_of_the_gates_of_all_tokens_after_the_key
 
 
 def test_heads_start_to_forget_over_one_token_to_the_longest_in_geometric_steps():
-    sizes = {"n_layer": 1, "d_model": 8, "n_head": 4, "d_head": 2}
+    sizes = {
+        "n_layer": 1,
+        "d_model": 8,
+        "n_head": 4,
+        "d_head": 2,
+    }
     model = ForgetGateTransformerXL(ForgetGateConfig(9, **sizes, forget_len=27))
     gates = model.layers[0].attention.forget.bias.sigmoid()
     expected = torch.tensor([1.0, 3.0, 9.0, 27.0])

@@ -19,7 +19,11 @@ def naive_gate(
     W_r, W_z, W_g = weights["gates.weight"].split(8)
     U_r, U_z = weights["input_gates.weight"].split(8)
     rows = []
-    for x_t, y_t in zip(x.flatten(0, 1), y.flatten(0, 1), strict=True):
+    for x_t, y_t in zip(
+        x.flatten(0, 1),
+        y.flatten(0, 1),
+        strict=True,
+    ):
         y_t = y_t.clamp(min=0)
         r = torch.sigmoid(W_r @ y_t + U_r @ x_t)
         z = torch.sigmoid(W_z @ y_t + U_z @ x_t - weights["b_g"])
@@ -32,17 +36,36 @@ def naive_gate(
 def test_a_gated_residual_is_the_published_layer_in_outputs_and_gradients(M):
     model = tiny_model(GRUResidualTransformerXL, mem_len=M, n_layer=1)
     layer = model.layers[0]
-    states = torch.randn(2, M + 3, 8, dtype=torch.float64, requires_grad=True)
+    states = torch.randn(
+        2,
+        M + 3,
+        8,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     memory, x = states.split([M, 3], dim=1)
     positions = model.encoding.positions(M + 3, -1, x)[0]
     visible = VisibleKeys(attention_mask(3, M, M, None, x))
     ours = layer(x, memory, positions, visible)
 
     norm = layer.attention_norm
-    attended = layer.attention(norm(x), norm(memory), positions, visible)
-    o = naive_gate(dict(layer.attention_residual.named_parameters()), x, attended)
+    attended = layer.attention(
+        norm(x),
+        norm(memory),
+        positions,
+        visible,
+    )
+    o = naive_gate(
+        dict(layer.attention_residual.named_parameters()),
+        x,
+        attended,
+    )
     after = layer.feed_forward(layer.feed_forward_norm(o))
-    naive = naive_gate(dict(layer.feed_forward_residual.named_parameters()), o, after)
+    naive = naive_gate(
+        dict(layer.feed_forward_residual.named_parameters()),
+        o,
+        after,
+    )
     assert_close(ours, naive, 1e-12)
 
     inputs = [states, *layer.parameters()]

@@ -89,7 +89,11 @@ def test_losses_memory_tokens_and_states_are_those_of_the_authors(reference, clo
         reference.assert_states(i, memory, close)
 
 
-@pytest.mark.parametrize("through", [False, True], ids=["last segment", "all segments"])
+@pytest.mark.parametrize(
+    "through",
+    [False, True],
+    ids=["last segment", "all segments"],
+)
 def test_gradients_of_parameters_are_those_of_the_authors(reference, close, through):
     model = from_original(reference.weights, reference.config)
     nll, memory = scored(reference, model, keeps_gradient=through)[-1]
@@ -107,7 +111,12 @@ def test_gradients_of_parameters_are_those_of_the_authors(reference, close, thro
     prefix = "grad_through/" if through else "grad_last/"
     expected = reference.under(prefix)
     assert ("mem_tokens" in expected) is through
-    assert_gradients(ours, expected, {"mem_tokens", *learned_alone(reference.weights)}, close)
+    assert_gradients(
+        ours,
+        expected,
+        {"mem_tokens", *learned_alone(reference.weights)},
+        close,
+    )
 
 
 def sees(
@@ -141,7 +150,11 @@ def naive_heads(
     r = attention.position(sinusoid(torch.arange(K).double(), 8)).unflatten(-1, (2, 3))
     heads = []
     for i in range(Q):
-        logits_HK = torch.full((2, K), -torch.inf, dtype=torch.float64)
+        logits_HK = torch.full(
+            (2, K),
+            -torch.inf,
+            dtype=torch.float64,
+        )
         for j in range(K):
             distance = K - Q + i - j
             position_H = torch.zeros(2)  # of the next key
@@ -150,7 +163,13 @@ def naive_heads(
             elif distance <= -2 and i + 1 < Q:
                 position_H = ((q[i + 1] + bias.v[0]) * r[K + distance + 1]).sum(-1)
             content_H = ((q[i] + bias.u[0]) * k[j]).sum(-1)
-            if sees(i, j, K - Q, T, config):
+            if sees(
+                i,
+                j,
+                K - Q,
+                T,
+                config,
+            ):
                 logits_HK[:, j] = (content_H + position_H) / 3**0.5
         heads.append(torch.einsum("hk,khe->he", logits_HK.softmax(-1), v))
     return torch.stack(heads).flatten(1)
@@ -173,7 +192,14 @@ def naive(
     hidden = torch.cat(row)
     for N, layer in enumerate(model.layers):
         keys_KD = torch.cat([memory.states[N, b], hidden])
-        heads = naive_heads(layer.attention, model.encoding, keys_KD, T, len(hidden), config)
+        heads = naive_heads(
+            layer.attention,
+            model.encoding,
+            keys_KD,
+            T,
+            len(hidden),
+            config,
+        )
         hidden = layer.after_attention(hidden, layer.attention.output(heads))
     if config.write_tokens:
         return hidden[n : n + T], hidden[n + T :]
@@ -183,7 +209,12 @@ def naive(
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("n", "mem_len", "writes", "see_states"),
-    product_of([1, 4], [0, 7], [True, False], [True, False]),
+    product_of(
+        [1, 4],
+        [0, 7],
+        [True, False],
+        [True, False],
+    ),
 )
 def test_segments_equal_loops_over_all_pairs(n, mem_len, writes, see_states):
     options = {"write_tokens": writes, "tokens_see_states": see_states}
@@ -196,7 +227,11 @@ def test_segments_equal_loops_over_all_pairs(n, mem_len, writes, see_states):
             assert_close(hidden[b], expected)
             assert_close(after.tokens_nBD[:, b], written)
         last, same = model(tokens, memory, n_last=2)
-        some, _ = model(tokens, memory, places_Q=torch.tensor([1, 0]))
+        some, _ = model(
+            tokens,
+            memory,
+            places_Q=torch.tensor([1, 0]),
+        )
         assert_close((last, some), (hidden[:, -2:], hidden[:, [1, 0]]))
         assert_close(same.tokens_nBD, after.tokens_nBD)
         memory = after
@@ -218,7 +253,16 @@ def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(enco
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"write_tokens": False, "encoding": "rope", "d_head": 4}], ids=str
+    "options",
+    [
+        {},
+        {
+            "write_tokens": False,
+            "encoding": "rope",
+            "d_head": 4,
+        },
+    ],
+    ids=str,
 )
 def test_long_segments_on_the_cpu_equal_the_fused_kernel(options, monkeypatch):
     """Blocks of queries would hide the later keys that memory tokens see."""

@@ -38,7 +38,11 @@ from txl_lightning.model.shapes import (
 
 # Queries per block in training on a CPU: larger blocks compute more scores for hidden keys, smaller ones need more
 # calls.
-TRAINING_BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
+TRAINING_BLOCK = {
+    torch.float64: 128,
+    torch.float32: 128,
+    torch.bfloat16: 256,
+}
 # Without a gradient no block is computed twice, so smaller ones pay.
 EVALUATION_BLOCK = 64
 # Torch's kernels that have a gradient for the bias; cuDNN's has none.
@@ -124,7 +128,11 @@ def content_and_position(
     return content.expand_as(q_HBTE), position_HBTK
 
 
-def _with_bias(query_HBTE: Tensor | None, bias_HE: Tensor | None, scale: float) -> Tensor | None:
+def _with_bias(
+    query_HBTE: Tensor | None,
+    bias_HE: Tensor | None,
+    scale: float,
+) -> Tensor | None:
     """Return query + scale · bias; if one is None, the other."""
     if bias_HE is None:
         return query_HBTE
@@ -134,7 +142,11 @@ def _with_bias(query_HBTE: Tensor | None, bias_HE: Tensor | None, scale: float) 
     return query_HBTE + bias_H11E
 
 
-def _by_key(by_distance_HXS: Tensor, T: int, n_keys: int) -> Float[Tensor, "H B_or_1 T K"]:
+def _by_key(
+    by_distance_HXS: Tensor,
+    T: int,
+    n_keys: int,
+) -> Float[Tensor, "H B_or_1 T K"]:
     """Turn scores by distance, X = B·T queries or one for all, into scores by key (appendix B)."""
     if by_distance_HXS.shape[1] == 1:
         by_distance_HXS = by_distance_HXS.expand(-1, T, -1).contiguous()
@@ -206,7 +218,15 @@ def attend_as_written(inputs: AttentionInputs, dropout: Dropout) -> Heads:
 def masked_scores(inputs: AttentionInputs) -> Scores:
     """Return A_ij, and -inf where a key is hidden."""
     x = inputs
-    scores_HBTK = scores(x.q_HBTE, x.k_HBKE, x.r_HSE, x.u_HE, x.v_HE, x.bias_HS, x.terms)
+    scores_HBTK = scores(
+        x.q_HBTE,
+        x.k_HBKE,
+        x.r_HSE,
+        x.u_HE,
+        x.v_HE,
+        x.bias_HS,
+        x.terms,
+    )
     return scores_HBTK.add_(x.visible.mask_TK.to(scores_HBTK.dtype))
 
 
@@ -257,7 +277,8 @@ def _attend_with_gradient(inputs: AttentionInputs, dropout: Dropout) -> Tensor:
     In float32 and float64 the backward pass computes the probabilities again for several blocks. This costs less than
     the left-out keys save. In bfloat16 it does not.
     """
-    dtype, T = inputs.values_HBKE.dtype, inputs.q_HBTE.shape[2]
+    dtype = inputs.values_HBKE.dtype
+    T = inputs.q_HBTE.shape[2]
     size = TRAINING_BLOCK.get(dtype, T)
     if size >= T or dtype == torch.bfloat16:
         return _attend_in_blocks(attend_as_written, inputs, dropout, size)
@@ -318,7 +339,11 @@ class Attention(nn.Module):
         self.has_keys = bool(set("ac") & terms)
         n_matrices = self.has_queries + self.has_keys + 1
         self.stacked = {"qkv.weight": n_matrices}  # Muon updates each matrix separately
-        self.qkv = gpu.Linear(config.d_model, n_matrices * width, bias=False)
+        self.qkv = gpu.Linear(
+            config.d_model,
+            n_matrices * width,
+            bias=False,
+        )
         self.position = None
         if config.kind.projects and set("bd") & terms:
             self.position = gpu.Linear(config.d_model, width, bias=False)
@@ -375,7 +400,7 @@ class Attention(nn.Module):
             return torch.zeros_like(qkv[0]), kv_PHBKE
         return q_1HBTE.squeeze(0), kv_PHBKE
 
-    def _memory_keys_values(self, memory_BMD: States) -> Float[Tensor, "P H B M E"]:
+    def _memory_keys_values(self, memory_BMD: States) -> Tensor:
         """Project the memory. A plain `qkv` computes no queries; a wrapped or hooked one is called."""
         P = self.has_keys + 1
         if is_plain(self.qkv):
@@ -383,7 +408,7 @@ class Attention(nn.Module):
             return self._by_head(gpu.linear(memory_BMD, self.qkv.weight[-rows:]))
         return self._by_head(self.qkv(memory_BMD))[-P:]
 
-    def _by_head(self, projected: Float[Tensor, "B T width"]) -> Float[Tensor, "P H B T E"]:
+    def _by_head(self, projected: Tensor) -> KeysValues:
         return projected.unflatten(-1, (-1, self.n_head, self.d_head)).permute(2, 3, 0, 1, 4)
 
     def attend(
@@ -450,8 +475,7 @@ class Attention(nn.Module):
         # Always a copy: an exported program must not depend on the order that a kernel gives the
         # axes.
         heads_BTHE = heads_HBTE.permute(1, 2, 0, 3).clone(memory_format=torch.contiguous_format)
-        output_BTD: Tensor = self.output(heads_BTHE.flatten(2))
-        return output_BTD
+        return self.output(heads_BTHE.flatten(2))
 
     def logits(
         self,

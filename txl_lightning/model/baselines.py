@@ -160,7 +160,11 @@ def forget_mult(
         cell_BD: c_0.
     """
     inputs = (1 - forget_BTD) * candidate_BTD
-    first = torch.addcmul(inputs[:, :1], forget_BTD[:, :1], cell_BD[:, None])
+    first = torch.addcmul(
+        inputs[:, :1],
+        forget_BTD[:, :1],
+        cell_BD[:, None],
+    )
     return _LinearRecurrence.apply(forget_BTD, torch.cat([first, inputs[:, 1:]], dim=1))
 
 
@@ -193,15 +197,21 @@ def _scan(f: Tensor, u: Tensor) -> Tensor:
     if T == 1:
         return u
     even = T - T % 2
-    f_first, f_second = f[:, 0:even:2], f[:, 1:even:2]
-    u_first, u_second = u[:, 0:even:2], u[:, 1:even:2]
+    f_first = f[:, 0:even:2]
+    f_second = f[:, 1:even:2]
+    u_first = u[:, 0:even:2]
+    u_second = u[:, 1:even:2]
     merged_u = torch.addcmul(u_second, f_second, u_first)
     every_second = _scan(f_second * f_first, merged_u)
     y = torch.empty_like(u)
     y[:, 0] = u[:, 0]
     y[:, 1::2] = every_second
     before = every_second[:, : (T - 1) // 2]
-    y[:, 2::2] = torch.addcmul(u[:, 2::2], f[:, 2::2], before)
+    y[:, 2::2] = torch.addcmul(
+        u[:, 2::2],
+        f[:, 2::2],
+        before,
+    )
     return y
 
 
@@ -251,7 +261,8 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         initialize(self.embedding)
         initialize(self.softmax)
 
-    config_class, state_class = RecurrentConfig, RecurrentState
+    config_class = RecurrentConfig
+    state_class = RecurrentState
 
     def with_lengths(self, **lengths: Any) -> RecurrentLanguageModel:
         """Return the model itself: a recurrent state has no length to choose.
@@ -307,7 +318,11 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
         for n, layer in enumerate(self.layers):
             if n > 0:
                 hidden_BTD = self.hidden_dropout(hidden_BTD)
-            hidden_BTD, previous_BD, cell_BD = layer(hidden_BTD, previous_NBD[n], cells_NBD[n])
+            hidden_BTD, previous_BD, cell_BD = layer(
+                hidden_BTD,
+                previous_NBD[n],
+                cells_NBD[n],
+            )
             previous.append(previous_BD)
             cells.append(cell_BD)
         # Autocast computes the layers in another type; the state keeps the weights' type.

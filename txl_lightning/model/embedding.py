@@ -107,7 +107,11 @@ class TokenEmbedding(nn.Module):
                 torch.where(is_inside, tokens_BT - first, 0), self.tables[cluster]
             )
             projected_BTD = F.linear(rows_BTE, self.projections[cluster]).to(embedded_BTD.dtype)
-            embedded_BTD = torch.where(is_inside[..., None], projected_BTD, embedded_BTD)
+            embedded_BTD = torch.where(
+                is_inside[..., None],
+                projected_BTD,
+                embedded_BTD,
+            )
         return embedded_BTD
 
 
@@ -167,7 +171,14 @@ class TokenSoftmax(nn.Module):
         column = embedding.edges[1] + cluster_of - 1
         head_targets = torch.where(cluster_of > 0, column, targets)
         nll = negative_log_likelihood(self._head(hidden, embedding, rows[0]), head_targets)
-        nll = self._add_tails(nll, hidden, targets, embedding, rows, known_targets_BT)
+        nll = self._add_tails(
+            nll,
+            hidden,
+            targets,
+            embedding,
+            rows,
+            known_targets_BT,
+        )
         return nll.view_as(targets_BT).to(self.bias.dtype)
 
     def _add_tails(
@@ -189,7 +200,12 @@ class TokenSoftmax(nn.Module):
         for cluster in range(1, embedding.n_clusters):
             members = places[cluster]
             chosen = hidden.index_select(0, members)
-            logits = self._logits(chosen, cluster, embedding, rows[cluster])
+            logits = self._logits(
+                chosen,
+                cluster,
+                embedding,
+                rows[cluster],
+            )
             targets_inside = targets[members] - embedding.edges[cluster]
             nll_inside = negative_log_likelihood(logits, targets_inside)
             nll = nll.index_add(0, members, nll_inside)
@@ -205,7 +221,12 @@ class TokenSoftmax(nn.Module):
         parts = [head[:, :shortlist]]
         for cluster in range(1, embedding.n_clusters):
             column = shortlist + cluster - 1
-            logits = self._logits(hidden, cluster, embedding, rows[cluster])
+            logits = self._logits(
+                hidden,
+                cluster,
+                embedding,
+                rows[cluster],
+            )
             inside = _log_softmax(logits)[:, : len(rows[cluster])]
             parts.append(head[:, column : column + 1] + inside)
         return torch.cat(parts, dim=-1).view(*hidden_BTD.shape[:2], -1)
@@ -222,14 +243,24 @@ class TokenSoftmax(nn.Module):
         self, hidden: Tensor, cluster: int, embedding: TokenEmbedding, rows: Tensor
     ) -> Tensor:
         bias = self.bias[embedding.edges[cluster] : embedding.edges[cluster + 1]]
-        return aligned_product(self._project(hidden, cluster, embedding), rows, bias, -math.inf)
+        return aligned_product(
+            self._project(hidden, cluster, embedding),
+            rows,
+            bias,
+            -math.inf,
+        )
 
     def _head(self, hidden: Tensor, embedding: TokenEmbedding, rows: Tensor) -> Tensor:
         if self.cluster_weight is None or self.cluster_bias is None:
             return self._logits(hidden, 0, embedding, rows)
         weight = torch.cat([rows, aligned(self.cluster_weight)])
         bias = torch.cat([self.bias[: embedding.edges[1]], self.cluster_bias])
-        return aligned_product(self._project(hidden, 0, embedding), weight, bias, -math.inf)
+        return aligned_product(
+            self._project(hidden, 0, embedding),
+            weight,
+            bias,
+            -math.inf,
+        )
 
 
 class NoVocabulary(nn.Module):
@@ -267,8 +298,7 @@ def negative_log_likelihood(
     Raises:
         RuntimeError: in a backward pass with create_graph=True, because there is no second derivative.
     """
-    nll: Tensor = _NegativeLogLikelihood.apply(logits_NV, targets_N)
-    return nll
+    return _NegativeLogLikelihood.apply(logits_NV, targets_N)
 
 
 class _NegativeLogLikelihood(torch.autograd.Function):
@@ -306,15 +336,22 @@ class _NegativeLogLikelihood(torch.autograd.Function):
         if not is_eager_on_cpu(P_NV):
             # Into another type at once is one pass over a GPU's memory, and slow on a CPU.
             out_NV = P_NV.new_empty(P_NV.shape, dtype=ctx.dtype)
-        return torch.mul(P_NV, gradient_N[:, None], out=out_NV).to(ctx.dtype), None
+        return torch.mul(
+            P_NV,
+            gradient_N[:, None],
+            out=out_NV,
+        ).to(ctx.dtype), None
 
 
 def targets_per_cluster(cluster_of: Int[Tensor, "*n"], n_clusters: int) -> list[int]:
     """Return the number of targets in each cluster; on a GPU the CPU waits for it."""
     counts = [(cluster_of == cluster).sum() for cluster in range(n_clusters)]
-    sizes: list[int] = torch.stack(counts).tolist()
-    return sizes
+    return torch.stack(counts).tolist()
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    return F.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return F.log_softmax(
+        logits,
+        dim=-1,
+        dtype=torch.promote_types(logits.dtype, torch.float32),
+    )

@@ -108,7 +108,12 @@ class Encoding(nn.Module):
         """Return layer n's input, as its memory keeps it, from the previous layer's output."""
         return hidden_BTD
 
-    def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
+    def forward(
+        self,
+        n_keys: int,
+        clamp_len: int,
+        like: Tensor,
+    ) -> list[LayerPositions]:
         """Return the positions for every layer's attention over K keys, by distance K, …, 0.
 
         Args:
@@ -161,7 +166,12 @@ class Encoding(nn.Module):
         rolled_BTD = add_positions(roll_streams(x_BTD, bounds.padding_B))
         return roll_streams(rolled_BTD, -bounds.padding_B)
 
-    def positions(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
+    def positions(
+        self,
+        n_keys: int,
+        clamp_len: int,
+        like: Tensor,
+    ) -> list[LayerPositions]:
         """Return the positions for `forward` without the terms that are off, and the rotation.
 
         Distances are counted from the newest token, so angles do not grow with the stream. They are
@@ -216,7 +226,11 @@ def register_encoding(
         # (b) and (c) would depend on a token's place in its stream, not on the distance alone.
         fits = not (rotated and set("bc") & set(terms))
         require(fits, "terms", terms, "must be a or ad: angles rotate q and k")
-        kind = EncodingKind("".join(sorted(terms)), rotates=rotated, **properties)
+        kind = EncodingKind(
+            "".join(sorted(terms)),
+            rotates=rotated,
+            **properties,
+        )
         schema = "table_schema" if kind.table else "schema"
         ENCODINGS.add(name, encoding, {"defaults": [schema, "_self_"]})
         KINDS[name] = kind
@@ -239,7 +253,12 @@ class RelativeEncoding(Encoding):
         self.has_positions = "b" in self.terms or "d" in self.terms
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
+    def forward(
+        self,
+        n_keys: int,
+        clamp_len: int,
+        like: Tensor,
+    ) -> list[LayerPositions]:
         """Return u, v and the sinusoids; in training with dropout, one mask for all layers."""
         sinusoids_SD = None
         if self.has_positions:
@@ -273,19 +292,31 @@ class ShawEncoding(Encoding):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
         assert config.table_len is not None
-        N, H, E = config.n_layer, config.n_head, config.d_head
+        N = config.n_layer
+        H = config.n_head
+        E = config.d_head
         rows = config.table_len
         self.table_len = rows
         self.u = nn.Parameter(torch.empty(N, H, E)) if "c" in self.terms else None
         self.table = nn.Parameter(torch.empty(N, rows, H, E)) if "b" in self.terms else None
         self.distance_bias = nn.Parameter(torch.empty(N, rows, H)) if "d" in self.terms else None
 
-    def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
+    def forward(
+        self,
+        n_keys: int,
+        clamp_len: int,
+        like: Tensor,
+    ) -> list[LayerPositions]:
         """Return u and the table's rows and biases for the distances K, …, 0."""
         n_rows = self.table_len
         if clamp_len > 0:
             n_rows = min(n_rows, clamp_len)
-        distances_S = torch.arange(n_keys, -1, -1, device=like.device).clamp(max=n_rows - 1)
+        distances_S = torch.arange(
+            n_keys,
+            -1,
+            -1,
+            device=like.device,
+        ).clamp(max=n_rows - 1)
         rows_S = self.table_len - 1 - distances_S
         layers = []
         for n in range(self.n_layer):
@@ -328,7 +359,11 @@ class AlRfouEncoding(Encoding):
         """Add layer n's rows."""
         n_rows = self.table.shape[1]
         T = hidden_BTD.shape[1]
-        rows_T = torch.arange(n_rows - T, n_rows, device=hidden_BTD.device).clamp(min=0)
+        rows_T = torch.arange(
+            n_rows - T,
+            n_rows,
+            device=hidden_BTD.device,
+        ).clamp(min=0)
         return hidden_BTD + self.table[n][rows_T]
 
 
@@ -342,7 +377,13 @@ class RotaryEncoding(Encoding):
 
     def angles(self, distances_S: Distances) -> Angles:
         """Return p·10000^(-2f/E) for the positions p = -distance."""
-        even = torch.arange(0, self.d_head, 2, dtype=distances_S.dtype, device=distances_S.device)
+        even = torch.arange(
+            0,
+            self.d_head,
+            2,
+            dtype=distances_S.dtype,
+            device=distances_S.device,
+        )
         frequencies_F = 10000.0 ** -(even / self.d_head)
         return -distances_S[:, None] * frequencies_F
 
@@ -351,7 +392,12 @@ class RotaryEncoding(Encoding):
 class AlibiEncoding(Encoding):
     """A_ij = q_i·k_j / sqrt(E) - m_h (i - j), with fixed slopes m_h; the bias is term (d)."""
 
-    def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
+    def forward(
+        self,
+        n_keys: int,
+        clamp_len: int,
+        like: Tensor,
+    ) -> list[LayerPositions]:
         """Return the biases for the distances K, …, 0, the same in all layers."""
         distances_S = distances_of_keys(n_keys, clamp_len, like)
         scale = self.d_head**0.5  # attention divides all scores by sqrt(E)
@@ -365,7 +411,11 @@ def slopes(n_head: int, like: Tensor) -> Float[Tensor, " H"]:
     For other H: the slopes for the power of two below H, then every second slope for the power of two above H.
     """
     power = 1 << (n_head.bit_length() - 1)
-    heads = torch.arange(n_head, dtype=like.dtype, device=like.device)
+    heads = torch.arange(
+        n_head,
+        dtype=like.dtype,
+        device=like.device,
+    )
     below = (heads[:power] + 1) / power
     above = (heads[: n_head - power] * 2 + 1) / (2 * power)
     return 2.0 ** (-8 * torch.cat([below, above]))

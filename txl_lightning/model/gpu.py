@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,7 +21,7 @@ def n_padding(n: int, x: Tensor) -> int:
     return -n % ALIGNED
 
 
-def aligned(x: Float[Tensor, "*n width"]) -> Float[Tensor, "*n padded"]:
+def aligned(x: Tensor) -> Tensor:
     """Return x with its last axis padded with zeros to a multiple of `ALIGNED`."""
     n_zeros = n_padding(x.shape[-1], x)
     if n_zeros == 0:
@@ -30,9 +29,7 @@ def aligned(x: Float[Tensor, "*n width"]) -> Float[Tensor, "*n padded"]:
     return F.pad(x, (0, n_zeros))
 
 
-def aligned_matrix(
-    x: Float[Tensor, "*n rows width"], pads_rows: bool
-) -> Float[Tensor, "*n more padded"]:
+def aligned_matrix(x: Tensor, pads_rows: bool) -> Tensor:
     """Return x with its last axis, and with `pads_rows` its rows, padded to multiples of `ALIGNED`."""
     n_zeros = n_padding(x.shape[-1], x)
     n_rows = 0
@@ -44,11 +41,11 @@ def aligned_matrix(
 
 
 def aligned_product(
-    x: Float[Tensor, "*n width"],
-    weight: Float[Tensor, "out D"],
+    x: Tensor,
+    weight: Tensor,
     bias: Tensor | None = None,
     filling: float = 0.0,
-) -> Float[Tensor, "*n padded"]:
+) -> Tensor:
     """Return x W^T + b with a padded number of columns.
 
     Args:
@@ -68,8 +65,10 @@ def aligned_product(
 
 
 def linear(
-    x: Float[Tensor, "*n width"], weight: Float[Tensor, "out D"], bias: Tensor | None = None
-) -> Float[Tensor, "*n out"]:
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
     """Return x W^T + b by `aligned_product`."""
     return aligned_product(x, weight, bias)[..., : len(weight)]
 
@@ -77,6 +76,6 @@ def linear(
 class Linear(nn.Linear):
     """torch.nn.Linear by `linear`."""
 
-    def forward(self, input: Float[Tensor, "*n width"]) -> Float[Tensor, "*n out"]:
+    def forward(self, input: Tensor) -> Tensor:
         """Return x W^T + b."""
         return linear(input, self.weight, self.bias)

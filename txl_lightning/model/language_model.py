@@ -72,8 +72,7 @@ class ScoringModel:
             assert tokens_BT is not None
             if lengths_B is not None:
                 tokens_BT = tokens_BT.masked_fill(padding(lengths_B, *tokens_BT.shape), 0)
-            embedded_BTD: Tensor = self.embedding(tokens_BT)
-            return embedded_BTD
+            return self.embedding(tokens_BT)
         d_model = self.config.d_model
         if inputs_BTD.shape[2:] != (d_model,):
             shape = tuple(inputs_BTD.shape)
@@ -135,18 +134,20 @@ class ScoringModel:
         known_targets_BT: Tensor | None = None,
     ) -> Losses:
         """Return -log P(target | h) in nats, from a call's hidden states."""
-        nll_BT: Tensor = self.softmax(hidden_BTD, targets_BT, self.embedding, known_targets_BT)
-        return nll_BT
+        return self.softmax(hidden_BTD, targets_BT, self.embedding, known_targets_BT)
 
     def log_probabilities(self: Any, hidden_BTD: Hidden) -> LogProbabilities:
         """Return log P(token | h) for every token in the vocabulary, from a call's hidden states."""
         if self._fabric is not None:  # whose calls return float32 in every precision
             hidden_BTD = hidden_BTD.to(next(self.parameters()).dtype)
-        log_probabilities_BTV: Tensor = self.softmax.log_probabilities(hidden_BTD, self.embedding)
-        return log_probabilities_BTV
+        return self.softmax.log_probabilities(hidden_BTD, self.embedding)
 
 
-def padding(lengths_B: Counts, batch_size: int, n_tokens: int) -> Bool[Tensor, "B T"]:
+def padding(
+    lengths_B: Counts,
+    batch_size: int,
+    n_tokens: int,
+) -> Bool[Tensor, "B T"]:
     """Return which places in every stream follow its last token.
 
     Raises:

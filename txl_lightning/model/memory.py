@@ -39,7 +39,13 @@ class CarriedState:
 
     def streams(self: State, start: int, stop: int) -> State:
         """Return the state for streams `start` to `stop` (exclusive), counted within this state."""
-        part = self._changed(lambda x: x.narrow(_streams_axis(x), start, stop - start))
+        part = self._changed(
+            lambda x: x.narrow(
+                _streams_axis(x),
+                start,
+                stop - start,
+            )
+        )
         return replace(part, first_column=self.first_column + start)
 
     def select(self: State, indices: Int[Tensor, " S"] | Sequence[int]) -> State:
@@ -86,10 +92,8 @@ class CarriedState:
                 expected = f"{start}, expected {(column, filled)}"
                 raise ValueError(f"parts do not join: first column and filled are {expected}")
             column += part.batch_size
-        names = set()
-        for part in parts:
-            names.add(frozenset(part.tensors()))
-        if len(names) > 1:  # some had a reset
+        has_other_tensors = [part.tensors().keys() != parts[0].tensors().keys() for part in parts]
+        if any(has_other_tensors):  # some had a reset
             parts = [part.reset(torch.zeros(part.batch_size, dtype=torch.bool)) for part in parts]
         joined: dict[str, Any] = {}
         for name, first in parts[0].tensors().items():
@@ -145,7 +149,11 @@ def states_of_document(memory: Any, device: torch.device) -> Counts:
     """Return `in_document_B`, at least 0; a memory without any reset has one document."""
     if memory.in_document_B is not None:
         return memory.in_document_B.clamp(min=0)
-    return torch.full((memory.batch_size,), memory.filled, device=device)
+    return torch.full(
+        (memory.batch_size,),
+        memory.filled,
+        device=device,
+    )
 
 
 @dataclass

@@ -17,7 +17,13 @@ def sinusoid(positions_S: Distances, d_model: int) -> Sinusoids:
     This is Vaswani et al. 2017, §3.5, with sines first, then cosines, not interleaved, as in the
     paper's code.
     """
-    even = torch.arange(0, d_model, 2, dtype=positions_S.dtype, device=positions_S.device)
+    even = torch.arange(
+        0,
+        d_model,
+        2,
+        dtype=positions_S.dtype,
+        device=positions_S.device,
+    )
     frequencies = 10000.0 ** -(even / d_model)
     angles = positions_S[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
@@ -26,13 +32,24 @@ def sinusoid(positions_S: Distances, d_model: int) -> Sinusoids:
 def distances_of_keys(n_keys: int, clamp_len: int, like: Tensor) -> Distances:
     """Return the distances K, K-1, …, 0 (S = K + 1), clamped, in float64 if the device has it."""
     precise = torch.float32 if like.device.type == "mps" else torch.float64
-    distances = torch.arange(n_keys, -1, -1, dtype=precise, device=like.device)
+    distances = torch.arange(
+        n_keys,
+        -1,
+        -1,
+        dtype=precise,
+        device=like.device,
+    )
     if clamp_len > 0:
         return distances.clamp(max=clamp_len)
     return distances
 
 
-def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tensor) -> Sinusoids:
+def sinusoids_of_distances(
+    n_keys: int,
+    d_model: int,
+    clamp_len: int,
+    like: Tensor,
+) -> Sinusoids:
     """Return the sinusoids for the distances K, K-1, …, 0 (S = K + 1).
 
     Distance K belongs to no key: its row lets `relative_shift` be a view. Angles are computed in
@@ -89,8 +106,7 @@ def relative_shift(
     """
     if n_keys is None:
         n_keys = by_distance_XTS.shape[2] - 1
-    shifted: Tensor = _RelativeShift.apply(by_distance_XTS, n_keys)
-    return shifted
+    return _RelativeShift.apply(by_distance_XTS, n_keys)
 
 
 class _RelativeShift(torch.autograd.Function):
@@ -207,7 +223,11 @@ class StreamBounds(NamedTuple):
         """
         first_BT = (n_memory - in_document_B[:, None]).expand(-1, n_tokens)
         if marked_BT is not None:
-            keys_T = torch.arange(n_memory, n_memory + n_tokens, device=marked_BT.device)
+            keys_T = torch.arange(
+                n_memory,
+                n_memory + n_tokens,
+                device=marked_BT.device,
+            )
             begins_BT = torch.where(marked_BT < 0, keys_T, first_BT)
             first_BT = begins_BT.cummax(dim=1).values
         padding_B = None

@@ -133,7 +133,12 @@ class TransformerXL(ScoringModel, nn.Module):
             cannot.update(vars(kind).get("cannot", {}))
         for ability in cannot:
             allowed = f"must be one of {', '.join(get_args(Ability))}"
-            require(ability in get_args(Ability), "cannot", ability, allowed)
+            require(
+                ability in get_args(Ability),
+                "cannot",
+                ability,
+                allowed,
+            )
         overridden = overridden_method(cls)
         if overridden is not None:
             reason = f"it overrides {overridden}, which cached inference does not call"
@@ -194,7 +199,11 @@ class TransformerXL(ScoringModel, nn.Module):
         states = next(self.parameters()).new_zeros(shape)
         in_document_B = None
         if config.memory_reset == "document":
-            in_document_B = torch.zeros(batch_size, dtype=torch.int64, device=states.device)
+            in_document_B = torch.zeros(
+                batch_size,
+                dtype=torch.int64,
+                device=states.device,
+            )
         return self.state_class(states, filled, in_document_B=in_document_B)
 
     def prepare_memory(self, memory: Memory, batch_size: int) -> Memory:
@@ -221,12 +230,22 @@ class TransformerXL(ScoringModel, nn.Module):
             n_keys: K.
             like: tensor with the result's type and device.
         """
-        return self.encoding.positions(n_keys, self.config.clamp_len, like)
+        return self.encoding.positions(
+            n_keys,
+            self.config.clamp_len,
+            like,
+        )
 
     def visible(self, memory: Memory, n_tokens: int, like: Tensor) -> VisibleKeys:
         """Return the keys that T tokens after a memory may attend to."""
         attention_len = self.config.attention_len
-        mask_TK = attention_mask(n_tokens, memory.length, memory.filled, attention_len, like)
+        mask_TK = attention_mask(
+            n_tokens,
+            memory.length,
+            memory.filled,
+            attention_len,
+            like,
+        )
         is_full = memory.filled == memory.length
         return VisibleKeys(mask_TK, sees_memory=is_full and attention_len is None)
 
@@ -237,7 +256,12 @@ class TransformerXL(ScoringModel, nn.Module):
         bounds: StreamBounds | None = None,
     ) -> Memory:
         """Return the memory after a segment, from the layers' inputs (`Memory.update`)."""
-        return memory.update(inputs, self.config.mem_len, self.config.ext_len, bounds)
+        return memory.update(
+            inputs,
+            self.config.mem_len,
+            self.config.ext_len,
+            bounds,
+        )
 
     def embed(
         self,
@@ -259,7 +283,13 @@ class TransformerXL(ScoringModel, nn.Module):
             return None
         in_document_B = states_of_document(memory, hidden_BTD.device)
         T = hidden_BTD.shape[1]
-        return StreamBounds.of_segment(marked_BT, lengths_B, T, memory.length, in_document_B)
+        return StreamBounds.of_segment(
+            marked_BT,
+            lengths_B,
+            T,
+            memory.length,
+            in_document_B,
+        )
 
     def forward(
         self,
@@ -296,7 +326,11 @@ class TransformerXL(ScoringModel, nn.Module):
             memory = self.start_memory(B)
         memory = self.prepare_memory(memory, B)
         bounds = self.stream_bounds(tokens_BT, lengths_B, memory, hidden_BTD)
-        embedded_BTD = self.encoding.embed_streams(hidden_BTD, self.config.clamp_len, bounds)
+        embedded_BTD = self.encoding.embed_streams(
+            hidden_BTD,
+            self.config.clamp_len,
+            bounds,
+        )
         hidden_BTD = self.dropout(embedded_BTD)
         positions = self.positions(memory.length + T, hidden_BTD)
         visible = self.visible(memory, T, hidden_BTD)
@@ -309,7 +343,12 @@ class TransformerXL(ScoringModel, nn.Module):
             input_BTD = self.encoding.layer_input_of_streams(n, hidden_BTD, bounds)
             inputs.append(input_BTD)
             if n < self.config.n_layer - 1:
-                hidden_BTD = layer(input_BTD, states[n], positions[n], visible)
+                hidden_BTD = layer(
+                    input_BTD,
+                    states[n],
+                    positions[n],
+                    visible,
+                )
         hidden_BTD = self._last_layer(
             inputs[-1], states[-1], positions[-1], visible, n_last, places_Q
         )
@@ -340,10 +379,13 @@ class TransformerXL(ScoringModel, nn.Module):
             before_BTD, input_BTD = input_BTD.split([n_before, n_queries], dim=1)
             states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
             visible = visible._replace(mask_TK=visible.mask_TK[..., n_before:, :])
-        output_BQD: Tensor = self.layers[-1](
-            input_BTD, states_BMD, positions, visible, places_Q=places_Q
+        return self.layers[-1](
+            input_BTD,
+            states_BMD,
+            positions,
+            visible,
+            places_Q=places_Q,
         )
-        return output_BQD
 
 
 # Methods that cached inference does not call: a variant that overrides one is run without the
@@ -393,7 +435,12 @@ def register_variant(name: str) -> Callable[[type[M]], type[M]]:
         options = options_beside(variant.config_class, TransformerXLConfig)
         for option in options:
             taken = "is the name of another option or property of TransformerXLConfig"
-            require(not hasattr(TransformerXLConfig, option), "name", option, taken)
+            require(
+                not hasattr(TransformerXLConfig, option),
+                "name",
+                option,
+                taken,
+            )
         VARIANTS.add(name, variant, options)
         return variant
 

@@ -42,12 +42,22 @@ class CompressiveConfig(TransformerXLConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         allowed = "must have distances: compressed states have no position"
-        require(not self.kind.absolute, "encoding", self.encoding, allowed)
+        require(
+            not self.kind.absolute,
+            "encoding",
+            self.encoding,
+            allowed,
+        )
         compares = self.compression != "conv" or "a" in self.active_terms
         allowed = f"compares attention by content, term (a), which terms={self.terms} lack"
         require(compares, "compression", self.compression, allowed)
         fills_groups = self.mem_len == 0 or self.mem_len >= self.rate
-        require(fills_groups, "mem_len", self.mem_len, f"must be 0 or at least rate={self.rate}")
+        require(
+            fills_groups,
+            "mem_len",
+            self.mem_len,
+            f"must be 0 or at least rate={self.rate}",
+        )
 
     @property
     def compresses(self) -> bool:
@@ -91,7 +101,8 @@ class Pooling(nn.Module):
 
     def __init__(self, kind: str, rate: int) -> None:
         super().__init__()
-        self.kind, self.rate = kind, rate
+        self.kind = kind
+        self.rate = rate
 
     def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
         """Return max_k x_{g·rate + k} or (Σ_k x_{g·rate + k}) / rate."""
@@ -110,7 +121,13 @@ class Convolution(nn.Conv1d):
     """
 
     def __init__(self, d_model: int, rate: int) -> None:
-        super().__init__(d_model, d_model, rate, stride=rate, bias=False)
+        super().__init__(
+            d_model,
+            d_model,
+            rate,
+            stride=rate,
+            bias=False,
+        )
 
     def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
         """Return Σ_k W_k x_{g·rate + k}."""
@@ -137,7 +154,11 @@ class Compressor(nn.Module):
         layers: the model's layers, for the loss.
     """
 
-    def __init__(self, config: CompressiveConfig, layers: Iterable[nn.Module]) -> None:
+    def __init__(
+        self,
+        config: CompressiveConfig,
+        layers: Iterable[nn.Module],
+    ) -> None:
         super().__init__()
         # A tuple, because the layers are the model's: they must not be registered here a second time.
         self._attention = tuple(ContentAttention(layer) for layer in layers)
@@ -306,7 +327,12 @@ class CompressiveTransformerXL(TransformerXL):
         inputs: Sequence[Hidden],
         bounds: StreamBounds | None = None,
     ) -> Any:
-        require(bounds is None, "reset", True, f"is not possible: {self.cannot['documents']}")
+        require(
+            bounds is None,
+            "reset",
+            True,
+            f"is not possible: {self.cannot['documents']}",
+        )
         if not self.config.compresses:
             return super().next_memory(memory, inputs)
         return self.compressor.next_memory(memory, inputs, self.config)

@@ -84,7 +84,7 @@ class ForgettingAttention(Attention):
             return logits_HBTK
         return logits_HBTK + self.forgotten(hidden_BTD, memory_BMD)
 
-    def forgotten(self, hidden_BTD: Hidden, memory_BMD: States) -> Float[Tensor, "H B 1 K"]:
+    def forgotten(self, hidden_BTD: Hidden, memory_BMD: States) -> Tensor:
         """Return what D_ij adds to every key's scores (`forgetting`)."""
         gates_BKH = self.forget(torch.cat([memory_BMD, hidden_BTD], dim=1))
         return forgetting(gates_BKH.permute(2, 0, 1))[:, :, None]

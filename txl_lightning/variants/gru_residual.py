@@ -61,7 +61,11 @@ class GRUGate(nn.Module):
         of_r, of_z = self.input_gates(x_BTD).chunk(2, dim=-1)
         z = torch.sigmoid(z + of_z - self.b_g)
         h = torch.tanh(h + self.reset(torch.sigmoid(r + of_r) * x_BTD))
-        return torch.lerp(x_BTD, h.to(x_BTD.dtype), z.to(x_BTD.dtype))
+        return torch.lerp(
+            x_BTD,
+            h.to(x_BTD.dtype),
+            z.to(x_BTD.dtype),
+        )
 
 
 class GRUResidualLayer(TransformerXLLayer):

@@ -105,7 +105,11 @@ class MemoryTokensTransformerXL(TransformerXL):
 
     def start_memory(self, batch_size: int, static: bool = False) -> TokenMemory:
         """Return the memory before B streams' first tokens, with the trained initial tokens."""
-        tokens_nBD = self.memory_tokens.initial[:, None].expand(-1, batch_size, -1)
+        tokens_nBD = self.memory_tokens.initial[:, None].expand(
+            -1,
+            batch_size,
+            -1,
+        )
         return replace(super().start_memory(batch_size, static), tokens_nBD=tokens_nBD)  # type: ignore[call-arg, return-value]
 
     def forward(
@@ -147,13 +151,17 @@ class MemoryTokensTransformerXL(TransformerXL):
             hidden_BTD = hidden_BTD[:, places_Q]
         return hidden_BTD, replace(after, tokens_nBD=written_nBD)  # type: ignore[call-arg]
 
-    def _tokens_before(self, memory: Any) -> Float[Tensor, "B n D"]:
+    def _tokens_before(self, memory: Any) -> Tensor:
         """Return the memory tokens that a segment reads; the initial ones where a stream was reset."""
         z_nBD = memory.tokens_nBD
         initial = self.memory_tokens.initial
         if memory.in_document_B is not None:
             was_reset_B1 = memory.in_document_B[:, None] < 0
-            z_nBD = torch.where(was_reset_B1, initial[:, None], z_nBD)
+            z_nBD = torch.where(
+                was_reset_B1,
+                initial[:, None],
+                z_nBD,
+            )
         # DDP waits for a gradient for every parameter; after the first segment it is zero.
         return z_nBD.transpose(0, 1) + 0.0 * initial
 

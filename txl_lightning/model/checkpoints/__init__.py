@@ -198,7 +198,11 @@ def _build(
         has = f"the checkpoint has {len(given)} weights in all"
         raise CheckpointError(f"n_layer={config.n_layer}: {has}")
     expected = {}
-    for names, view in named_views(shapes_of(lambda: TransformerXL(config)), config, family):
+    for names, view in named_views(
+        shapes_of(lambda: TransformerXL(config)),
+        config,
+        family,
+    ):
         present = [name for name in names if name in given]
         if not present:
             lacks = f"it has no {names[0]!r}"

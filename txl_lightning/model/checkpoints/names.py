@@ -45,7 +45,11 @@ State = Mapping[str, Tensor]
 NamedView = tuple[list[str], Tensor]
 
 
-def named_views(state: State, config: TransformerXLConfig, family: Family) -> Iterator[NamedView]:
+def named_views(
+    state: State,
+    config: TransformerXLConfig,
+    family: Family,
+) -> Iterator[NamedView]:
     """Iterate over a model's weights as views with their names in another implementation.
 
     Several names belong to one tied tensor. Cluster i's column is number `-i` in the original, because it flips its
@@ -141,7 +145,12 @@ def _tensorflow_embedding(state: State, config: TransformerXLConfig) -> Iterator
         yield [f"{SOFTMAX}cutoff_0/cluster_b"], state["softmax.cluster_bias"]
     else:
         yield [f"{SOFTMAX}bias"], state["softmax.bias"]
-    names_of = _projections(state, config, f"{scope}proj_W", SOFTMAX + "cutoff_{}/proj")
+    names_of = _projections(
+        state,
+        config,
+        f"{scope}proj_W",
+        SOFTMAX + "cutoff_{}/proj",
+    )
     for ours, names in names_of.items():
         yield names, state[ours].T
 

@@ -24,12 +24,21 @@ from torch import Tensor
 from txl_lightning.errors import CheckpointError, UserError
 
 SCOPE = "transformer/"
-EMBEDDING, SOFTMAX = SCOPE + "adaptive_embed/", SCOPE + "adaptive_softmax/"
+EMBEDDING = SCOPE + "adaptive_embed/"
+SOFTMAX = SCOPE + "adaptive_softmax/"
 INDEX = ".index"
-FOOTER, MAGIC = 48, bytes.fromhex("57fb808b247547db")
+FOOTER = 48
+MAGIC = bytes.fromhex("57fb808b247547db")
 BFLOAT16 = 14
 # TensorFlow's `DataType` number -> NumPy type.
-TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", BFLOAT16: "<u2", 19: "<f2"}
+TYPES = {
+    1: "<f4",
+    2: "<f8",
+    3: "<i4",
+    9: "<i8",
+    BFLOAT16: "<u2",
+    19: "<f2",
+}
 N_SHARDS = 1  # field in BundleHeaderProto
 DTYPE, SHAPE, SHARD, OFFSET, SIZE = range(1, 6)  # fields in BundleEntryProto
 
@@ -115,7 +124,9 @@ def with_all_projections(
     With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity. Clusters whose softmax
     shares the embedding's projection get a copy, for a model that ties in another pattern.
     """
-    full, div_val, width = dict(variables), options["div_val"], options["d_embed"]
+    full = dict(variables)
+    div_val = options["div_val"]
+    width = options["d_embed"]
     for i, is_shared in enumerate(options["tie_projs"]):
         embedding = f"{EMBEDDING}proj_W" if div_val == 1 else f"{EMBEDDING}cutoff_{i}/proj_W"
         if div_val > 1 and width // div_val**i == options["d_model"]:
@@ -141,7 +152,8 @@ def read_variables(prefix: Path) -> dict[str, np.ndarray]:
         n_shards = _number(entries.pop(""), N_SHARDS)
         for name in model_variables(entries):
             entry = entries[name]
-            kind, size = _number(entry, DTYPE), _number(entry, SIZE)
+            kind = _number(entry, DTYPE)
+            size = _number(entry, SIZE)
             if kind not in TYPES:
                 raise UserError(
                     f"{path}: {name} is of a type that is not supported (DataType {kind})"
@@ -187,12 +199,16 @@ def _table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _entries(content: bytes, handle: BytesIO) -> Iterator[tuple[bytes, bytes]]:
     """Iterate over a block's entries: each key states how many bytes it shares with the key before."""
-    start, size = _varint(handle), _varint(handle)
+    start = _varint(handle)
+    size = _varint(handle)
     n_restarts = int.from_bytes(content[start + size - 4 : start + size], "little")
-    end, key = size - 4 * (n_restarts + 1), b""
+    end = size - 4 * (n_restarts + 1)
+    key = b""
     reader = BytesIO(content[start : start + size])
     while reader.tell() < end:
-        n_shared, n_more, n_value = _varint(reader), _varint(reader), _varint(reader)
+        n_shared = _varint(reader)
+        n_more = _varint(reader)
+        n_value = _varint(reader)
         key = key[:n_shared] + reader.read(n_more)
         yield key, reader.read(n_value)
 

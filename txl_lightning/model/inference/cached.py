@@ -127,7 +127,11 @@ class KeyValueMemory:
         self._window(self._buffer())[..., is_new_B, :, :] = start._window(start._buffer())
         self.in_document_B = None
 
-    def _window(self, buffer: Tensor, T: int = 0) -> Float[Tensor, "*_ H B K E"]:
+    def _window(
+        self,
+        buffer: Tensor,
+        T: int = 0,
+    ) -> Float[Tensor, "*_ H B K E"]:
         """Return the memory, and T places after it, as a view with heads and streams apart."""
         end = self.begin + self.filled + T
         return buffer[..., self.begin : end, :].unflatten(-3, (-1, self.batch_size))
@@ -136,30 +140,27 @@ class KeyValueMemory:
     def make_room(self, T: int) -> None:
         """Ensure that T places follow the memory: move it to the front, or into a longer buffer."""
         buffer = self._buffer()
-        capacity = buffer.shape[3]
         needed = self.filled + T
+        capacity = buffer.shape[3]
         if self.begin + needed <= capacity:
             return
+        target = buffer
         if capacity < REUSE * needed:
-            capacity = int(GROWTH * needed)
-        self.buffer_NPXCE = self._moved(buffer, capacity)
+            N, P, X, _, E = buffer.shape
+            target = buffer.new_empty((N, P, X, int(GROWTH * needed), E))
+        end = self.begin + self.filled
+        for n in range(len(buffer)):
+            # A copy, because source and target may overlap.
+            target[n, :, :, : self.filled] = buffer[n, :, :, self.begin : end].clone()
+        self.buffer_NPXCE = target
         self.begin = 0
 
-    def _moved(self, buffer: Tensor, length: int) -> Tensor:
-        """Return a buffer of this length with the memory at its front; the same one if it fits."""
-        is_same = buffer.shape[-2] == length
-        moved = buffer
-        if not is_same:
-            moved = buffer.new_empty((*buffer.shape[:-2], length, buffer.shape[-1]))
-        for old_PXCE, new_PXCE in zip(buffer, moved, strict=True):
-            window = old_PXCE[..., self.begin : self.begin + self.filled, :]
-            if is_same:
-                window = window.clone()  # source and target may overlap
-            new_PXCE[..., : self.filled, :] = window
-        return moved
-
     @torch.no_grad()
-    def write(self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"]) -> KeysValues:
+    def write(
+        self,
+        n: int,
+        kv_PHBTE: Float[Tensor, "P H B T E"],
+    ) -> KeysValues:
         """Write layer n's projections of a segment after the memory; return all K = M + T as views.
 
         Raises:
@@ -174,7 +175,12 @@ class KeyValueMemory:
         return kv_PHBKE
 
     @torch.no_grad()
-    def advance(self, T: int, config: TransformerXLConfig, bounds: StreamBounds | None) -> None:
+    def advance(
+        self,
+        T: int,
+        config: TransformerXLConfig,
+        bounds: StreamBounds | None,
+    ) -> None:
         """Add the T written tokens but the last `ext_len`; keep the last `mem_len` tokens.
 
         A stream's padding is not added: its tokens are moved over it.
@@ -222,7 +228,12 @@ class CachedTransformerXL(ScoringModel):
     def __init__(self, model: TransformerXL, **lengths: Any) -> None:
         reason = model.cannot.get("cached inference", "it has no keys and values to keep")
         allowed = f"cannot be cached, use the model itself: {reason}"
-        require(can_cache(model), "model", type(model).__name__, allowed)
+        require(
+            can_cache(model),
+            "model",
+            type(model).__name__,
+            allowed,
+        )
         self.model = model.with_lengths(**lengths)
         self.config = self.model.config
         self.takes_lengths = self.model.takes_lengths
@@ -244,7 +255,8 @@ class CachedTransformerXL(ScoringModel):
         weights = weights_of(self._tables, self._device)
         if weights == self._weights:
             return
-        before, now = self._weights[0], weights[0]
+        before = self._weights[0]
+        now = weights[0]
         changed = "the weights"
         if now != before:
             changed = f"autocast ({before} to {now})"
@@ -267,7 +279,11 @@ class CachedTransformerXL(ScoringModel):
             RuntimeError: the weights changed.
         """
         self._check_weights()
-        zero_11D = next(self.parameters()).new_zeros(1, 1, self.config.d_model)
+        zero_11D = next(self.parameters()).new_zeros(
+            1,
+            1,
+            self.config.d_model,
+        )
         projected: list[Tensor] = []
         for layer in self._layers():
             _, kv_PH11E = layer.attention.project(layer.attention_input(zero_11D))
@@ -275,7 +291,18 @@ class CachedTransformerXL(ScoringModel):
         kv_NPH11E = torch.stack(projected)
         N, P, H, _, _, E = kv_NPH11E.shape
         length = self.config.mem_len if self.config.memory_start == "zeros" else 0
-        buffer_NPXCE = kv_NPH11E.expand(N, P, H, batch_size, length, E).flatten(2, 3).contiguous()
+        buffer_NPXCE = (
+            kv_NPH11E.expand(
+                N,
+                P,
+                H,
+                batch_size,
+                length,
+                E,
+            )
+            .flatten(2, 3)
+            .contiguous()
+        )
         memory = KeyValueMemory(buffer_NPXCE, batch_size, made_by=self, filled=length)
         if self.config.memory_reset == "document":
             device = buffer_NPXCE.device
@@ -318,7 +345,11 @@ class CachedTransformerXL(ScoringModel):
         B, T = hidden_BTD.shape[:2]
         memory = self._memory_before(memory, B, T, lengths_B)
         bounds = model.stream_bounds(tokens_BT, lengths_B, memory, hidden_BTD)
-        hidden_BTD = model.encoding.embed_streams(hidden_BTD, self.config.clamp_len, bounds)
+        hidden_BTD = model.encoding.embed_streams(
+            hidden_BTD,
+            self.config.clamp_len,
+            bounds,
+        )
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
         if bounds is not None:
             mask_TK = bounds.hide_other_documents(mask_TK)
@@ -335,7 +366,12 @@ class CachedTransformerXL(ScoringModel):
                 layer.attention_input(queries_BTD), layer.attention_input(before_BTD)
             )
             kv_PHBKE = memory.write(n, kv_PHBTE)
-            heads_HBQE = layer.attention.attend(q_HBQE, kv_PHBKE, positions[n], visible_Q)
+            heads_HBQE = layer.attention.attend(
+                q_HBQE,
+                kv_PHBKE,
+                positions[n],
+                visible_Q,
+            )
             attended_BQD = layer.attention.combine_heads(heads_HBQE)
             hidden_BTD = layer.after_attention(queries_BTD, attended_BQD)
         memory.advance(T, self.config, bounds)
@@ -374,7 +410,12 @@ class _Distances:
         self.n_keys = -1
         self.mask_TK: Tensor | None = None
 
-    def of_segment(self, T: int, M: int, like: Tensor) -> tuple[list[LayerPositions], Mask]:
+    def of_segment(
+        self,
+        T: int,
+        M: int,
+        like: Tensor,
+    ) -> tuple[list[LayerPositions], Mask]:
         """Return positions for every layer, and the mask, for T tokens after a memory with M."""
         slots = self.model.config.memory_slots
         K = M + T
@@ -396,7 +437,11 @@ class _Distances:
         self.mask_TK = None
         self.positions = []
         layers: Any = self.model.layers
-        for layer, positions in zip(layers, self.model.positions(n_keys, like), strict=True):
+        for layer, positions in zip(
+            layers,
+            self.model.positions(n_keys, like),
+            strict=True,
+        ):
             r_HSE = layer.attention.distance_vectors(positions)
             if r_HSE is not None:
                 r_HSE = r_HSE.contiguous()

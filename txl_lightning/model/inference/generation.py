@@ -127,8 +127,9 @@ def _generating(model: Any) -> Any:
 
 def _generators(seed: Seed | Sequence[Seed], n_prompts: int) -> list[torch.Generator]:
     """Return one generator for all prompts, or one for each."""
-    seeds: list[Seed] = list(seed) if isinstance(seed, Sequence) else [seed]
+    seeds: list[Any] = [seed]
     if isinstance(seed, Sequence):
+        seeds = list(seed)
         allowed = f"must be one, or one for each of the {n_prompts} prompts"
         require(len(seeds) == n_prompts, "seed", seed, allowed)
     generators = []
@@ -217,7 +218,7 @@ class _Group:
         self.last_G1 = self._with_starts(token_G1, self.last_G1)
         self.segments = [(self.last_G1, None)]
 
-    def read(self) -> Float[Tensor, "G V"]:
+    def read(self) -> Tensor:
         """Read the segments that are left and return the next tokens' log-probabilities."""
         n_begun = len(self.segments[0][0])
         for tokens_GT, lengths_G in self.segments:
