@@ -66,15 +66,16 @@ class Chains(nn.Module):
         logits_BCV[..., OTHERS] = float("-inf")
         return nn.functional.cross_entropy(logits_BCV.mT, targets_BT, reduction="none"), None
 
-    def encode(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return numbers for residues and line ends, one byte each."""
+    def encode(self, text: bytes) -> tuple[np.ndarray, str]:
+        """Return the numbers of residues and ends of lines, and these letters."""
+        letters = text.decode()
         numbers = []
-        for letter in text.decode():
+        for letter in letters:
             if letter == "\n":
                 numbers.append(SEPARATOR)
             else:
                 numbers.append(FIRST + RESIDUES.index(letter))
-        return np.array(numbers), np.ones(len(numbers), dtype=int)
+        return np.array(numbers), letters
 
 
 def loaded(name: str) -> Chains:

@@ -28,22 +28,15 @@ class Trigrams:
         self.log_probability = log_probability
         self.numbers: dict[str, int] = {}
 
-    def encode(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the known words' numbers, and the bytes from each one to the next."""
+    def encode(self, text: bytes) -> tuple[np.ndarray, list[str]]:
+        """Return the numbers of the known words, and the words."""
         tokens = []
-        starts = []
-        for found in re.finditer(rb"[a-z']+", text.lower()):
-            word = found.group().decode()
+        words = []
+        for word in re.findall(r"[a-z']+", text.decode(errors="replace").lower()):
             if self.log_probability(word) > LEAST:
                 tokens.append(self.numbers.setdefault(word, len(self.numbers)))
-                starts.append(found.start())
-        starts[:1] = [0]
-        return np.array(tokens), np.diff(
-            [
-                *starts,
-                len(text),
-            ]
-        )
+                words.append(f"{word} ")
+        return np.array(tokens), words
 
     def score(
         self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-import txl_lightning.data
 from tests.alone import printed
 from tests.docs.pages import ROOT
 from tests.fixtures import Patch
@@ -20,8 +18,6 @@ from tests.in_process import refusal, success
 from tests.own_guests import forget_guests, no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import TEXT, TINY
 from txl_lightning.application import compose
-from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.models import architecture, make_model, require_room
 from txl_lightning.evaluation.trained import load_trained
@@ -191,17 +187,6 @@ def letters(config):
 """
 
 
-def test_a_corpus_of_the_package_is_a_file_that_nothing_lists(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """Beside it only `conf/data/letters.yaml`."""
-    (tmp_path / "letters.py").write_text(LETTERS)
-    folders = [*txl_lightning.data.__path__, str(tmp_path)]
-    monkeypatch.setattr(txl_lightning.data, "__path__", folders)
-    config = DataConfig("letters", "char", cache_dir=str(tmp_path / "cache"))
-    assert load_corpus(config).name == "letters"
-
-
 WITH_KIND = """
 from dataclasses import dataclass
 @dataclass
@@ -295,17 +280,3 @@ def test_the_examples_run_with_an_installed_package(tmp_path: Path) -> None:
     variables = {"PYTHONPATH": str(site), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     code = f"import wheel; assert wheel.PACKAGE.startswith({str(site)!r}); wheel.use_guests()"
     printed("-c", code, directory=tmp_path, **variables)
-
-
-def test_nothing_in_the_core_names_a_guest() -> None:
-    variants = ROOT / "txl_lightning/variants"
-    names = []
-    for path in variants.glob("[!_]*.py"):
-        names += [path.stem, *re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE)]
-    name = re.compile(rf"\b({'|'.join(names)})\b")
-    for folder in ("txl_lightning", "hydra_plugins"):
-        for path in (ROOT / folder).rglob("*.py"):
-            if path.parent != variants:
-                # Without the options of earlier versions.
-                text = re.sub(r'"(model|memory)\.\w+"', "", path.read_text())
-                assert name.findall(text) == [], path

@@ -27,8 +27,7 @@ class Command:
         config: file in `conf/` without its suffix; empty for the command's name.
         directory: `prepared`: the application writes `config.yaml` into the run directory; `own`: the command does it,
             after its checks; `none`: the command leaves nothing there.
-        objective: loss that a multirun minimizes (see `multirun.ordering`); None if a job has no objective.
-        resume: override that continues a stopped job; empty if a job starts anew.
+        resume: override that continues a stopped job, whose loss a multirun minimizes; empty if a job starts anew.
         shared_by_ranks: whether the processes that torchrun or SLURM starts run the command together.
     """
 
@@ -38,7 +37,6 @@ class Command:
     summary: str
     config: str = ""
     directory: Literal["prepared", "own", "none"] = "prepared"
-    objective: str | None = None
     resume: str = ""
     shared_by_ranks: bool = False
 
@@ -86,7 +84,6 @@ ROWS = (
         summary="train one model; -m for a multirun (txl train -m memory=on,off)",
         config="config",
         directory="own",
-        objective="val/nll",
         resume="resume=auto",
         shared_by_ranks=True,
     ),

@@ -409,15 +409,6 @@ class ExtrasConfig:
     print_config: bool = False
 
 
-def _of_wandb(variable: str, default: str | None) -> Any:
-    return field(default_factory=lambda: os.environ.get(variable) or default)
-
-
-def _mode_of_wandb() -> str:
-    disabled = os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on")
-    return os.environ.get("WANDB_MODE") or ("disabled" if disabled else "offline")
-
-
 @dataclass
 class LoggerConfig:
     """Group `logger`: where the curves go.
@@ -426,19 +417,17 @@ class LoggerConfig:
     `each`.
 
     Attributes:
-        project: project in W&B (default: the variable WANDB_PROJECT).
-        mode: offline, online or disabled W&B (default: the variable WANDB_MODE).
-        group: group in W&B; null for the multirun's name (default: the variable WANDB_RUN_GROUP).
-        tags: tags in W&B, beside the model's (default: the variable WANDB_TAGS).
+        project: project in W&B (default of logger=wandb: the variable WANDB_PROJECT).
+        mode: offline, online or disabled W&B (default of logger=wandb: the variable WANDB_MODE).
+        group: group in W&B; null for the multirun's name (default of logger=wandb: the variable WANDB_RUN_GROUP).
+        tags: tags in W&B, beside the model's (default of logger=wandb: the variable WANDB_TAGS).
         each: loggers; give them as logger.NAME={_target_: CLASS, ARGUMENT: VALUE, …}. null is W&B's.
     """
 
-    project: str = _of_wandb("WANDB_PROJECT", "txl_lightning")
-    mode: str = field(default_factory=_mode_of_wandb)
-    group: str | None = _of_wandb("WANDB_RUN_GROUP", None)
-    tags: list[str] = field(
-        default_factory=lambda: list(filter(None, os.environ.get("WANDB_TAGS", "").split(",")))
-    )
+    project: str = "txl_lightning"
+    mode: str = option("offline", one_of("offline", "online", "disabled"))
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
     each: dict[str, Any] = field(default_factory=dict)
 
 
@@ -474,7 +463,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     context_curve: ContextCurveConfig = field(default_factory=ContextCurveConfig)
     callbacks: dict[str, Any] = field(default_factory=dict)
-    logger: LoggerConfig = MISSING
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
     extras: ExtrasConfig = field(default_factory=ExtrasConfig)
     loss: str = option("full", one_of("full", "half", "random_half"))
     ckpt_path: str | None = None
@@ -488,12 +477,10 @@ class Config:
 
 
 def check_logger(logger: LoggerConfig) -> None:
-    """Raise `OptionError` for a mode that W&B does not have, and for W&B's logger arguments."""
+    """Raise `OptionError` for arguments of W&B's logger."""
     given = logger.each.get("wandb")
     allowed = "has the options logger.project, logger.mode, logger.group and logger.tags"
     require(given is None, "logger.wandb", given, allowed)
-    allowed = "must be offline, online or disabled (default: the variable WANDB_MODE)"
-    require(logger.mode in ("offline", "online", "disabled"), "logger.mode", logger.mode, allowed)
 
 
 def check_values(options: Any, group: str = "") -> None:
@@ -602,11 +589,10 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested config to dotted names."""
     items: dict[str, Any] = {}
     for name, value in values.items():
-        items |= (
-            flat(value, f"{prefix}{name}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{name}": value}
-        )
+        if isinstance(value, dict):
+            items.update(flat(value, f"{prefix}{name}."))
+        else:
+            items[f"{prefix}{name}"] = value
     return items
 
 
