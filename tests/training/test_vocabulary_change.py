@@ -68,7 +68,10 @@ def test_a_character_without_unk_and_another_level_are_refused(tmp_path: Path) -
     write_checkpoint(contents, path)
     for words, said in (
         ((level, *tuning), r"new\.txt: 'v' is not among the \d+ symbols"),
-        (("data.level=byte", *tuning), r"^initial_weights=.*: was trained at level char: none of"),
+        (
+            ("data.level=byte", *tuning),
+            r"^initial_weights=.*: was trained at level char and has no",
+        ),
         ((level, tuning[0], f"resume={path}"), r"^resume=.*: was trained on another vocabulary"),
     ):
         with pytest.raises(UserError, match=said):
