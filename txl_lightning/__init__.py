@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from txl_lightning.training.module import LanguageModelModule
     from txl_lightning.training.run import train
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 __all__ = [
     "CachedTransformerXL",
     "Encoding",
