@@ -372,7 +372,9 @@ def one_line(error: BaseException) -> str:
 
 def nearest_names(option: str) -> str:
     """Return `, did you mean …?` with the names of options like one that does not exist."""
-    command = COMMANDS[sys.argv[1]]
+    command = COMMANDS["train"]  # also of `make reproduce`
+    if len(sys.argv) > 1:
+        command = COMMANDS.get(sys.argv[1], command)
     variant = ""
     for word in sys.argv:
         if word.startswith("variant="):
