@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -114,7 +113,8 @@ def ours(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
         if case.work == "training":
             nll, memory = model.score(tokens[:, :-1], tokens[:, 1:], memory)
             return nll.mean(), memory
-        cached.extend([] if cached else [CachedTransformerXL(model)])
+        if not cached:
+            cached.append(CachedTransformerXL(model))
         hidden, memory = cached[0](tokens[:, :-1], memory)
         return cached[0].log_probabilities(hidden), memory
 
@@ -225,6 +225,16 @@ IMPLEMENTATIONS = {
 }
 
 
+def random_segments(case: Case, n: int) -> Tensor:
+    """Draw tokens of n steps; where the softmax is adaptive, P(token) falls as 1 / rank."""
+    shape = (n, case.batch_size, case.segment + 1)
+    if not case.cutoffs:
+        return torch.randint(case.vocab_size, shape).to(case.device)
+    ranks = torch.rand(shape, dtype=torch.float64)
+    tokens = (case.vocab_size**ranks).long() - 1
+    return tokens.to(case.device)
+
+
 def turns_of(implementation: str, case: Case) -> Callable[[], float]:
     """Return a function that does one turn and returns its seconds."""
     torch.set_num_threads(case.threads)
@@ -232,40 +242,36 @@ def turns_of(implementation: str, case: Case) -> Callable[[], float]:
     model, step = IMPLEMENTATIONS[implementation](case)
     training = case.work == "training"
     model.train(training)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.00025, fused=True) if training else None
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.00025, fused=True)
     memory: Any = None
-    wait = torch.cuda.synchronize if case.device == "cuda" else lambda: None
+
+    def autocast() -> Any:
+        return torch.autocast(case.device, torch.bfloat16, enabled=case.bf16)
+
+    def now() -> float:
+        if case.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def steps(n: int) -> float:
         nonlocal memory
-        # Frequent tokens first where the softmax is adaptive: P(token) falls as 1 / rank.
-        shape = (n, case.batch_size, case.segment + 1)
-        ranks = torch.rand(shape, dtype=torch.float64) if case.cutoffs else None
-        drawn = (
-            torch.randint(case.vocab_size, shape)
-            if ranks is None
-            else (case.vocab_size**ranks).long() - 1
-        )
-        segments = drawn.to(case.device)
-        wait()
-        start = time.perf_counter()
+        segments = random_segments(case, n)
+        start = now()
         for tokens in segments:
-            with torch.autocast(case.device, torch.bfloat16, enabled=case.bf16):
+            with autocast():
                 loss, memory = step(tokens, memory)
-            if optimizer:
+            if training:
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 0.25)
                 optimizer.step()
-        wait()
-        return time.perf_counter() - start
+        return now() - start
 
     def turn() -> float:
-        autocast = torch.autocast(case.device, torch.bfloat16, enabled=case.bf16)
-        with (
-            nullcontext() if training else autocast,
-            torch.set_grad_enabled(training),
-        ):  # weights are cast once
+        if training:
+            steps(UNTIMED)
+            return steps(case.steps)
+        with torch.no_grad(), autocast():  # weights are cast once
             steps(UNTIMED)
             return steps(case.steps)
 
@@ -278,24 +284,26 @@ def command_turns(case: Case) -> Callable[[], float]:
     Corpus and model are named, since the defaults of two versions differ.
     """
     folder = tempfile.TemporaryDirectory()
-    words = (
+    precision = "bf16-mixed" if case.bf16 else "32-true"
+    command = [
+        sys.executable,
+        "-m",
+        "txl_lightning.cli",
+        "train",
         "data=python-packages",
         "data.level=byte",
         "model=txl_smoke",
-        "trainer.max_steps=1",
         "logger=none",
-    )
-    words += ("trainer.val_every_n_steps=null", "evaluation.max_segments=1")
-    precision = "bf16-mixed" if case.bf16 else "32-true"
-    words += (
-        f"trainer.precision={precision}",
-        f"hydra.run.dir={folder.name}/run",
+        "trainer.max_steps=1",
+        "trainer.val_every_n_steps=null",
         "trainer.progress_bar=false",
-    )
+        f"trainer.precision={precision}",
+        "evaluation.max_segments=1",
+        f"hydra.run.dir={folder.name}/run",
+    ]
 
     def turn() -> float:
         start = time.perf_counter()
-        command = [sys.executable, "-m", "txl_lightning.cli", "train", *words]
         subprocess.run(command, check=True, capture_output=True, cwd=folder.name)
         return time.perf_counter() - start
 
@@ -307,11 +315,13 @@ class Worker:
     """Process that takes the turns of one implementation; it is idle between them."""
 
     def __init__(self, name: str, path: Path | None, case: Case) -> None:
-        python = OTHERS if path is None and name != "ours" else sys.executable
-        paths = [str(path or ROOT), f"{path}/utils", *filter(None, [os.environ.get("PYTHONPATH")])]
+        python = sys.executable
+        if path is None and name != "ours":
+            python = str(OTHERS)
+        paths = f"{path or ROOT}:{path}/utils:{os.environ.get('PYTHONPATH', '')}"
         self.process = subprocess.Popen(
             [python, __file__, "--worker", name, json.dumps(asdict(case))],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=dict(os.environ, PYTHONPATH=paths.rstrip(":")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -332,21 +342,24 @@ def measure(
     case: Case, chosen: dict[str, tuple[str, Path | None]], rounds: int
 ) -> dict[str, list[float]]:
     """Return the seconds of every round for each implementation and precision; a first round is left out."""
-    workers = {
-        f"{title}, {'bf16' if bf16 else 'float32'}": Worker(name, path, replace(case, bf16=bf16))
-        for title, (name, path) in chosen.items()
-        for bf16 in (False, True)
-    }
+    workers = {}
+    for title, (name, path) in chosen.items():
+        workers[f"{title}, float32"] = Worker(name, path, case)
+        workers[f"{title}, bf16"] = Worker(name, path, replace(case, bf16=True))
     seconds: dict[str, list[float]] = {title: [] for title in workers}
+    order = list(workers)
     try:
-        for i in range(rounds + 1):
-            for title in list(workers) if i % 2 else reversed(workers):
-                seconds[title].append(workers[title].turn())
+        for number in range(rounds + 1):
+            order.reverse()
+            for title in order:
+                turn = workers[title].turn()
+                if number > 0:
+                    seconds[title].append(turn)
     finally:
         for worker in workers.values():
             worker.process.kill()
             worker.process.communicate()
-    return {title: of_rounds[1:] for title, of_rounds in seconds.items()}
+    return seconds
 
 
 def table(measured: dict[str, dict[str, list[float]]]) -> str:
@@ -359,28 +372,37 @@ def table(measured: dict[str, dict[str, list[float]]]) -> str:
         case = CASES[name]
         tokens = case.steps * case.batch_size * case.segment
         for title, of_rounds in seconds.items():
-            own = seconds[f"ours, {title.rpartition(', ')[2]}"]
-            ratios = sorted(theirs / ours for theirs, ours in zip(of_rounds, own, strict=True))
-            ratio = (
-                ""
-                if own is of_rounds
-                else f"{median(ratios):.3f} ({ratios[0]:.3f}–{ratios[-1]:.3f})"
-            )
             middle = median(of_rounds)
-            speed = f"{middle:.2f} s" if case.work == "command" else f"{tokens / middle:,.0f}"
+            speed = f"{tokens / middle:,.0f}"
+            if case.work == "command":
+                speed = f"{middle:.2f} s"
+            precision = title.rpartition(", ")[2]
+            ratio = ""
+            if not title.startswith("ours"):
+                ratio = ratio_of(of_rounds, seconds[f"ours, {precision}"])
             lines.append(f"| {name} | {title} | {speed} | {ratio} |")
     return "\n".join(lines)
 
 
-def main(words: Sequence[str]) -> None:
-    """Measure the chosen cases and print their table; a worker answers every line of its standard input."""
-    if words[:1] == ["--worker"]:
-        case = Case(**json.loads(words[2]) | {"cutoffs": tuple(json.loads(words[2])["cutoffs"])})
-        turn = command_turns(case) if case.work == "command" else turns_of(words[1], case)
-        for _ in sys.stdin:
-            print(turn(), flush=True)
-        return
-    parser = argparse.ArgumentParser("make bench", description=(__doc__ or "").partition("\n")[0])
+def ratio_of(theirs: list[float], ours: list[float]) -> str:
+    """Return the median of the rounds' ratios, with the lowest and the highest."""
+    ratios = []
+    for other, own in zip(theirs, ours, strict=True):
+        ratios.append(other / own)
+    return f"{median(ratios):.3f} ({min(ratios):.3f}–{max(ratios):.3f})"
+
+
+def work(name: str, case: Case) -> None:
+    """Take a turn for every line of standard input, and print its seconds."""
+    turn = command_turns(case) if case.work == "command" else turns_of(name, case)
+    for _ in sys.stdin:
+        print(turn(), flush=True)
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Return the options of the command line."""
+    description = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser("make bench", description=description)
     add = parser.add_argument
     add("--only", default=",".join(list(CASES)[2:]), help=f"of {', '.join(CASES)}")
     add("--rounds", type=int, default=9, help="measured rounds")
@@ -389,38 +411,48 @@ def main(words: Sequence[str]) -> None:
     add("--threads", type=int, default=2)
     add("--device", default="cpu", choices=("cpu", "cuda"))
     add("--output", type=Path, help="file for all seconds, as JSON")
-    options = parser.parse_args(words)
+    return parser.parse_args(words)
+
+
+def implementations(options: argparse.Namespace, case: Case) -> dict[str, tuple[str, Path | None]]:
+    """Return the implementations that can do a case, with their folders, by title."""
     chosen: dict[str, tuple[str, Path | None]] = {"ours": ("ours", None)}
     if options.against:
         chosen["against"] = ("ours", options.against.resolve())
-    elif OTHERS.exists():
-        chosen |= {name: (name, None) for name in ("huggingface", "x-transformers")}
+    if case.work == "command":
+        return chosen
+    if not options.against and OTHERS.exists():
+        chosen["huggingface"] = ("huggingface", None)
+        if not case.cutoffs:
+            chosen["x-transformers"] = ("x-transformers", None)
     if options.original:
         chosen["original"] = ("original", options.original.resolve())
+    return chosen
+
+
+def main(words: Sequence[str]) -> None:
+    """Measure the chosen cases and print their table; a worker answers every line of its standard input."""
+    if words[:1] == ["--worker"]:
+        sizes = json.loads(words[2])
+        sizes["cutoffs"] = tuple(sizes["cutoffs"])
+        work(words[1], Case(**sizes))
+        return
+    options = parse(words)
     measured = {}
     for name in options.only.split(","):
         case = replace(CASES[name], threads=options.threads, device=options.device)
-        here = {
-            title: given
-            for title, given in chosen.items()
-            if case.work != "command" or given[0] == "ours"
-        }
-        here = {
-            title: given
-            for title, given in here.items()
-            if not case.cutoffs or given[0] != "x-transformers"
-        }
-        measured[name] = measure(case, here, options.rounds)
+        measured[name] = measure(case, implementations(options, case), options.rounds)
         print(f"bench: {name} is measured", file=sys.stderr, flush=True)
         if options.output:
             options.output.write_text(json.dumps(measured, indent=1))
     print(table(measured))
     from txl_lightning.reporting import processor
 
-    device = torch.cuda.get_device_name() if options.device == "cuda" else processor()
-    print(
-        f"\n- {datetime.date.today()}; {device}; {options.threads} threads; torch {torch.__version__}"
-    )
+    device = processor()
+    if options.device == "cuda":
+        device = torch.cuda.get_device_name()
+    today = datetime.date.today()
+    print(f"\n- {today}; {device}; {options.threads} threads; torch {torch.__version__}")
 
 
 if __name__ == "__main__":

@@ -113,16 +113,19 @@ class Worker:
     """Process that does turns of one case in one checkout."""
 
     def __init__(self, checkout: Path, name: str, bf16: bool) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
         arguments = ["pairs", "--worker", name]
         if bf16:
             arguments.append("--bf16")
+        path = str(Path(__file__).resolve())
         code = f"import runpy, sys; sys.argv = {arguments!r}; "
-        code += f"runpy.run_path({str(Path(__file__).resolve())!r}, run_name='__main__')"
-        pipe = subprocess.PIPE
-        command = [sys.executable, "-c", code]
+        code += f"runpy.run_path({path!r}, run_name='__main__')"
         self.process = subprocess.Popen(
-            command, cwd=checkout, env=environment, stdin=pipe, stdout=pipe, text=True
+            [sys.executable, "-c", code],
+            cwd=checkout,
+            env=dict(os.environ, PYTHONPATH=str(checkout), OMP_NUM_THREADS="1"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def seconds(self) -> float:
@@ -140,50 +143,50 @@ class Worker:
 
 def compare(other: Path, name: str, n_pairs: int, bf16: bool) -> dict[str, float]:
     """Return the median seconds of both checkouts, and of the pairs' ratios with its interval."""
-    workers = (Worker(ROOT, name, bf16), Worker(other, name, bf16))
-    ours, theirs, ratios = [], [], []
-    for number in range(n_pairs):
-        order = (0, 1) if number % 2 == 0 else (1, 0)
-        seconds = {which: workers[which].seconds() for which in order}
-        ours.append(seconds[0])
-        theirs.append(seconds[1])
-        ratios.append(seconds[1] / seconds[0])
-    for worker in workers:
+    this_worker = Worker(ROOT, name, bf16)
+    other_worker = Worker(other, name, bf16)
+    order = [this_worker, other_worker]
+    ours = []
+    theirs = []
+    ratios = []
+    for _ in range(n_pairs):
+        seconds = {worker: worker.seconds() for worker in order}
+        ours.append(seconds[this_worker])
+        theirs.append(seconds[other_worker])
+        ratios.append(theirs[-1] / ours[-1])
+        order.reverse()
+    for worker in order:
         worker.close()
     ratios.sort()
     spread = round(0.98 * n_pairs**0.5)  # ranks of a median's 95 % interval around the middle one
-    low = ratios[max(0, n_pairs // 2 - spread)]
-    high = ratios[min(n_pairs - 1, n_pairs // 2 + spread)]
+    middle = n_pairs // 2
     return {
         "this_s": median(ours),
         "other_s": median(theirs),
         "other/this": median(ratios),
-        "low": low,
-        "high": high,
+        "low": ratios[max(0, middle - spread)],
+        "high": ratios[min(n_pairs - 1, middle + spread)],
     }
 
 
 def main() -> None:
     """Print a line of JSON for every case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("other", type=Path, nargs="?", help="checkout to compare with")
-    parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument(
-        "--bf16", action="store_true", help="training steps in bf16-mixed instead of float32"
-    )
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("other", type=lambda path: Path(path).resolve(), nargs="?", help="checkout to compare with")
+    add("--cases", nargs="+", choices=NAMES, default=NAMES)
+    add("--pairs", type=int, default=200)
+    add("--bf16", action="store_true", help="training steps in bf16-mixed instead of float32")
+    add("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(options.worker, options.bf16)
         return
     for name in options.cases:
-        result = compare(options.other.resolve(), name, options.pairs, options.bf16)
-        rounded = {key: round(value, 5) for key, value in result.items()}
-        print(
-            json.dumps({"case": name, "bf16": options.bf16, "pairs": options.pairs, **rounded}),
-            flush=True,
-        )
+        row = {"case": name, "bf16": options.bf16, "pairs": options.pairs}
+        for key, value in compare(options.other, name, options.pairs, options.bf16).items():
+            row[key] = round(value, 5)
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

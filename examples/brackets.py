@@ -4,7 +4,8 @@
     txl train data=brackets data.depth=16 hydra.run.dir=runs/brackets
     txl recl checkpoints=[runs/brackets/checkpoints/best.ckpt]
 
-A corpus of files needs less: `return Source("letters", cut_file(Path("letters.txt")), open_vocabulary(config))`.
+A corpus from existing files needs less: `return Source("letters", cut_file(Path("letters.txt")),
+open_vocabulary(config))`.
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ import numpy as np
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.sources import Source, cut_file, generated, open_vocabulary, register_corpus
 
-OPENING, CLOSING = "([{<", ")]}>"
+OPENING = "([{<"
+CLOSING = ")]}>"
 
 
 @dataclass
 class BracketsData(DataConfig):
-    """Options of `data=brackets`: `depth`, the most brackets that are open at once, and the length of the text."""
+    """Options for `data=brackets`: `depth`, the most brackets that are open at once, and the text's length."""
 
     depth: int = 8
     n_tokens: int = 200_000
@@ -27,10 +29,12 @@ class BracketsData(DataConfig):
 
 def text(depth: int, n_tokens: int) -> str:
     """Return random brackets: each opens one more or closes the last one, with equal probability."""
-    random, opened, brackets = np.random.RandomState(1), list[int](), ""
-    for opens, kind in zip(
-        random.randint(2, size=n_tokens), random.randint(len(OPENING), size=n_tokens), strict=True
-    ):
+    random = np.random.RandomState(1)
+    opened: list[int] = []
+    brackets = ""
+    coins = random.randint(2, size=n_tokens)
+    kinds = random.randint(len(OPENING), size=n_tokens)
+    for opens, kind in zip(coins, kinds, strict=True):
         if not opened or (opens and len(opened) < depth):
             opened.append(kind)
             brackets += OPENING[kind]

@@ -21,7 +21,7 @@ from txl_lightning.files import write_json
 
 @dataclass
 class DynamicOptions:
-    """Options of `txl dynamic`."""
+    """Options for `txl dynamic`."""
 
     checkpoint: str
     split: str = "test"
@@ -29,10 +29,10 @@ class DynamicOptions:
 
 
 def run(options: DynamicOptions, directory: Path) -> list[str]:
-    """Score a split at the lengths of the run's own evaluation and learn from it; write `dynamic.json`."""
+    """Score a split at the lengths in the run's evaluation and learn from it; write `dynamic.json`."""
     trained = load_trained(options.checkpoint)
     corpus = checkpoint_corpus(trained, options.checkpoint)
-    # Cached keys and values would be those of earlier weights.
+    # Cached keys and values would come from earlier weights.
     protocol = Protocol(trained, in_windows(trained.config).evaluation, cached=False)
     model = protocol.model()
     sgd = torch.optim.SGD(model.parameters(), options.lr)
@@ -50,7 +50,11 @@ def run(options: DynamicOptions, directory: Path) -> list[str]:
     return [f"{options.split}: {nll:.4f} nats per token"]
 
 
-SUMMARY = "loss of a checkpoint that learns from the text as it reads it"
 register_measurement(
-    Command("dynamic checkpoint=PATH", __name__, f"{__name__}.DynamicOptions", SUMMARY)
+    Command(
+        "dynamic checkpoint=PATH",
+        __name__,
+        f"{__name__}.DynamicOptions",
+        "loss of a checkpoint that learns from the text as it reads it",
+    )
 )

@@ -1,4 +1,4 @@
-"""Two trained networks in `txl recl`: GPT-2s of antibodies, IgLM and IgLM-S of iglm 0.1.0 (Shuai et al. 2023).
+"""Two trained networks in `txl recl`: GPT-2s for antibodies, IgLM and IgLM-S from iglm 0.1.0 (Shuai et al. 2023).
 
 The second line fetches their weights from PyPI, for non-commercial use by their licence, and writes 200 chains that
 IgLM draws:
@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-WHEEL, FOLDER = "iglm-0.1.0-py3-none-any.whl", "iglm/trained_models"
+WHEEL = "iglm-0.1.0-py3-none-any.whl"
+FOLDER = "iglm/trained_models"
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"  # numbers 5 … 24
 SEPARATOR, FIRST, TAGS = 3, 5, (31, 26)  # [HEAVY] [HUMAN]
 OTHERS = [
@@ -27,17 +28,18 @@ OTHERS = [
     2,
     4,
     *range(FIRST + len(RESIDUES), 33),
-]  # the mask of infilling, tags, and what no chain has
+]  # infilling mask, tags, and what no chain has
 
 
 class Chains(nn.Module):
-    """Network of IgLM. Tokens are residues, and a separator at the end of each line, a chain.
+    """IgLM's network. Tokens are residues, and a separator after each line, that is, each chain.
 
-    A window has the tags of a human heavy chain before its first residue. It reads nothing of an earlier chain, so
-    every target has a run of its own. Its distribution is of residues and the end alone, by which chains are drawn.
+    A window has the tags for a human heavy chain before its first residue. It reads nothing from an earlier chain, so
+    every target has a separate run. The distribution covers only residues and the end, as chains are drawn.
     """
 
-    limit, one_pass = 510, False
+    limit = 510
+    one_pass = False
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class Chains(nn.Module):
     def score(
         self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
     ) -> tuple[Tensor, None]:
-        """Return the loss of each target in nats; the first tokens are context if targets are fewer."""
+        """Return each target's loss in nats; with fewer targets than tokens, the first tokens are only context."""
         rows_BT = nn.functional.pad(tokens_BT, (2, 0))
         places_T = torch.arange(rows_BT.shape[1])
         separators_BT = torch.where(rows_BT == SEPARATOR, places_T, 1)
@@ -64,19 +66,20 @@ class Chains(nn.Module):
         logits_BCV[..., OTHERS] = float("-inf")
         return nn.functional.cross_entropy(logits_BCV.mT, targets_BT, reduction="none"), None
 
-    def encode(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of residues and ends of lines, one byte each."""
+    def encode(self, text: bytes) -> tuple[np.ndarray, str]:
+        """Return the numbers of residues and ends of lines, and these letters."""
+        letters = text.decode()
         numbers = []
-        for letter in text.decode():
+        for letter in letters:
             if letter == "\n":
                 numbers.append(SEPARATOR)
             else:
                 numbers.append(FIRST + RESIDUES.index(letter))
-        return np.array(numbers), np.ones(len(numbers), dtype=int)
+        return np.array(numbers), letters
 
 
 def loaded(name: str) -> Chains:
-    """Return a network from the wheel in the working directory, which is fetched if it is not there."""
+    """Return a network from the wheel in the working directory; a missing wheel is fetched."""
     import transformers
 
     if not Path(WHEEL).exists():

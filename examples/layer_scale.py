@@ -18,7 +18,7 @@ from txl_lightning.model.transformer_xl import TransformerXLLayer
 
 @dataclass
 class LayerScaleConfig(TransformerXLConfig):
-    """Options of `variant=layer_scale`: `start`, the first value of every scale. Layers are pre-norm."""
+    """Options for `variant=layer_scale`: `start`, every scale's first value. Layers are pre-norm."""
 
     start: float = 0.1
 
@@ -28,7 +28,8 @@ class LayerScaleLayer(TransformerXLLayer):
 
     def __init__(self, config: LayerScaleConfig) -> None:
         super().__init__(config)
-        self.pre_norm, self.start = True, config.start
+        self.pre_norm = True
+        self.start = config.start
         self.attention_scale = nn.Parameter(
             torch.empty(config.d_model)
         )  # vectors: Muon is for matrices
@@ -47,7 +48,7 @@ class LayerScaleLayer(TransformerXLLayer):
 
 @register_variant("layer_scale")
 class LayerScaleTransformerXL(TransformerXL):
-    """Transformer-XL of `LayerScaleLayer`s."""
+    """Transformer-XL with `LayerScaleLayer`s."""
 
     config_class = LayerScaleConfig
     layer_class = LayerScaleLayer

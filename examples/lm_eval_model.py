@@ -1,10 +1,10 @@
-"""Checkpoints of `txl train` as a model of lm-evaluation-harness (`pip install lm-eval`).
+"""Checkpoints from `txl train` as a model for lm-evaluation-harness (`pip install lm-eval`).
 
-For any task of likelihoods or texts:
+For any task with likelihoods or texts:
 
     python examples/lm_eval_model.py checkpoint=runs/first/checkpoints/best.ckpt tasks=FOLDER:TASK
 
-The memory of the model carries the context, however long: nothing is cut to a window.
+The model's memory carries the context, however long: nothing is cut to a window.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ N_GENERATED = 256  # tokens at most where a task does not say how many
 
 
 class TransformerXLForHarness(LM):
-    """A checkpoint as a model of lm-evaluation-harness.
+    """A checkpoint as a model for lm-evaluation-harness.
 
     Args:
-        checkpoint: checkpoint of `txl train`.
-        lengths: lengths of the evaluation, such as `mem_len=640`; those of the run by default.
+        checkpoint: checkpoint from `txl train`.
+        lengths: evaluation lengths, such as `mem_len=640`; by default the run's.
     """
 
     def __init__(self, checkpoint: str, **lengths: Any) -> None:
@@ -47,11 +47,11 @@ class TransformerXLForHarness(LM):
 
     @property
     def start(self) -> list[int]:
-        """Token before the first one of a text: the end of a line, if the vocabulary has it."""
+        """Token before a text's first one: the line end, if the vocabulary has it."""
         vocabulary = self.trained.vocabulary
         if vocabulary.level == "word":
             return [vocabulary.numbers[END_OF_LINE]]
-        return [int(token) for token in vocabulary.encode(b"\n")[:1]]
+        return vocabulary.encode(b"\n")[:1].tolist()
 
     def with_start(self, continuation: Continuation) -> Continuation:
         """Return a continuation whose first token can be scored."""
@@ -78,30 +78,30 @@ class TransformerXLForHarness(LM):
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Return log P(text)."""
-        pairs = [
-            Instance("loglikelihood", request.doc, ("", request.args[0]), 0) for request in requests
-        ]
+        pairs = []
+        for request in requests:
+            after_nothing = ("", request.args[0])
+            pairs.append(Instance("loglikelihood", request.doc, after_nothing, 0))
         return [log_likelihood for log_likelihood, _ in self.loglikelihood(pairs)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the likeliest continuation of every context, until one of the task's texts."""
+        """Return every context's likeliest continuation, until one of the task's texts."""
         import torch
 
         texts = []
+        vocabulary = self.trained.vocabulary
         for request in requests:
             context, options = request.args
-            tokens = (
-                encode_open(self.trained.vocabulary, context, self.trained.closed_sentences)
-                or self.start
-            )
+            tokens = encode_open(vocabulary, context, self.trained.closed_sentences)
+            if not tokens:
+                tokens = self.start
             n_tokens = options.get("max_gen_toks", N_GENERATED)
             drawn: list[int] = []
             text = ""
-            for token_1 in generate(
-                self.protocol.model(), torch.tensor([tokens]), n_tokens, top_k=1
-            ):
+            prompt = torch.tensor([tokens])
+            for token_1 in generate(self.protocol.model(), prompt, n_tokens, top_k=1):
                 drawn.append(int(token_1))
-                text = self.trained.vocabulary.decode(drawn)
+                text = vocabulary.decode(drawn)
                 ends = [text.find(end) for end in options.get("until", []) if end in text]
                 if ends:
                     text = text[: min(ends)]
@@ -111,12 +111,14 @@ class TransformerXLForHarness(LM):
 
 
 def main() -> None:
-    """Evaluate a checkpoint on tasks of a folder, and print their metrics as JSON."""
+    """Evaluate a checkpoint on the tasks in a folder, and print their metrics as JSON."""
     options = dict(word.split("=", 1) for word in sys.argv[1:])
     folder, _, names = options["tasks"].rpartition(":")
-    tasks = TaskManager(include_path=str(Path(folder).resolve()) if folder else None)
+    path = str(Path(folder).resolve())
     found = simple_evaluate(
-        TransformerXLForHarness(options["checkpoint"]), tasks=names.split(","), task_manager=tasks
+        TransformerXLForHarness(options["checkpoint"]),
+        tasks=names.split(","),
+        task_manager=TaskManager(include_path=path),
     )
     print(json.dumps(found["results"], indent=2, default=str))
 

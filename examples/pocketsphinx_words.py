@@ -1,4 +1,4 @@
-"""A model in `txl recl` that sees two words: the trigrams of English in pocketsphinx 5.1.1.
+"""A model in `txl recl` that sees two words: the English trigrams in pocketsphinx 5.1.1.
 
 Its RECL is 2:
 
@@ -14,41 +14,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LEAST = -50.0  # ln P; that of an unknown word is lower
+LEAST = -50.0  # ln P; an unknown word's is lower
 
 
 class Trigrams:
-    """P(word | the two words before it). Tokens are the known words of a text in lower case; others are left out.
+    """P(word | the two words before it). Tokens are a text's known words in lower case; other words are left out.
 
     Args:
-        log_probability: returns ln P of a word; words before it follow, the nearest first.
+        log_probability: returns ln P for a word; the words before it follow, the nearest first.
     """
 
     def __init__(self, log_probability: Callable[..., float]) -> None:
         self.log_probability = log_probability
         self.numbers: dict[str, int] = {}
 
-    def encode(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of the known words, and the bytes from each of them to the next."""
+    def encode(self, text: bytes) -> tuple[np.ndarray, list[str]]:
+        """Return the numbers of the known words, and the words."""
         tokens = []
-        starts = []
-        for found in re.finditer(rb"[a-z']+", text.lower()):
-            word = found.group().decode()
+        words = []
+        for word in re.findall(r"[a-z']+", text.decode(errors="replace").lower()):
             if self.log_probability(word) > LEAST:
                 tokens.append(self.numbers.setdefault(word, len(self.numbers)))
-                starts.append(found.start())
-        starts[:1] = [0]
-        return np.array(tokens), np.diff(
-            [
-                *starts,
-                len(text),
-            ]
-        )
+                words.append(f"{word} ")
+        return np.array(tokens), words
 
     def score(
         self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
     ) -> tuple[Tensor, None]:
-        """Return the loss of each target in nats; the first tokens are context if targets are fewer."""
+        """Return each target's loss in nats; with fewer targets than tokens, the first tokens are only context."""
         words = list(self.numbers)
         first = tokens_BT.shape[1] - targets_BT.shape[1]
         losses = torch.zeros(targets_BT.shape, dtype=torch.float64)

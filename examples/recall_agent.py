@@ -1,11 +1,11 @@
-"""An agent that must remember: a cue at the start of an episode decides the reward at its end.
+"""An agent that must remember: a cue at an episode's start decides the reward at its end.
 
     python examples/recall_agent.py
 
-In every episode the agent walks along a corridor of 5 to 12 steps. At the first step it sees one of four signs, then
-bare walls, and at the end a junction with four ways; only the way of the sign is rewarded. The same agent is trained
-with memory and without it, by plain policy gradient (REINFORCE, Williams 1992), and both success rates are printed.
-Without memory nothing beats chance, 25 %: at the junction the sign is out of sight. It takes a minute on one core.
+In every episode the agent walks along a corridor with 5 to 12 steps. At the first step it sees one of four signs, then
+bare walls, and at the end a junction with four ways; only the sign's way is rewarded. The same agent is trained with
+memory and without it, by plain policy gradient (REINFORCE, Williams 1992), and both success rates are printed. Without
+memory nothing beats chance, 25 %: at the junction the sign is out of sight. It takes a minute on one core.
 """
 
 import argparse
@@ -30,14 +30,12 @@ class Corridors:
 
     def observe(self) -> Tensor:
         """Begin the corridors that are due; return the signs, walls and junctions that are in sight, one-hot."""
-        wall = WAYS
-        junction = WAYS + 1
         drawn_2B = torch.rand(2, len(self.first_B), generator=self.generator)
         sign_B = (drawn_2B[0] * WAYS).long()
         steps_B = SHORTEST + (drawn_2B[1] * (LONGEST - SHORTEST + 1)).long()
         self.sign_B = torch.where(self.first_B, sign_B, self.sign_B)
         self.left_B = torch.where(self.first_B, steps_B, self.left_B) - 1
-        later_B = torch.where(self.left_B > 0, wall, junction)
+        later_B = torch.where(self.left_B > 0, WAYS, WAYS + 1)  # wall or junction
         seen_B = torch.where(self.first_B, self.sign_B, later_B)
         return nn.functional.one_hot(seen_B, WAYS + 2).float()
 
@@ -49,10 +47,10 @@ class Corridors:
 
 
 def train(mem_len: int, n_steps: int, n_streams: int = 64, seed: int = 1) -> float:
-    """Train an agent; return its success rate in the last fifth of the steps, in which it still learns.
+    """Train an agent; return its success rate in the last fifth of the steps, while it still learns.
 
-    Every step is a segment of one observation. The gradient of a step reaches the weights that read the memory, not the
-    steps before it. Only the last action of an episode is rewarded, so only that one is credited.
+    Every step is a segment with one observation. A step's gradient reaches the weights that read the memory, not the
+    steps before it. Only an episode's last action is rewarded, so only that one is credited.
     """
     torch.manual_seed(seed)
     config = TransformerXLConfig(
@@ -73,14 +71,14 @@ def train(mem_len: int, n_steps: int, n_streams: int = 64, seed: int = 1) -> flo
     corridors = Corridors(n_streams, seed)
     memory = model.start_memory(n_streams)
     successes = []
-    expected = 1 / WAYS  # the baseline: a running mean of the rewards
+    expected = 1 / WAYS  # the baseline: the rewards' running mean
     for step in range(n_steps):
         seen_B1D = eye(corridors.observe())[:, None]
         hidden_B1D, memory = model(inputs_BTD=seen_B1D, memory=memory)
         policy = Categorical(logits=hand(hidden_B1D[:, 0]))
         way_B = policy.sample()
         reward_B, done_B = corridors.act(way_B)
-        memory = memory.reset(done_B)  # the next observation of these streams begins an episode
+        memory = memory.reset(done_B)  # these streams' next observation begins an episode
         if not done_B.any():
             continue
         rewards = reward_B[done_B]

@@ -1,7 +1,7 @@
-"""Model with the exact probabilities of `data=recall`: `txl recl models=[py:examples.recall_oracle.oracle]`.
+"""Model with the exact probabilities for `data=recall`: `txl recl models=[py:examples.recall_oracle.oracle]`.
 
-No model can have a lower loss on average: with c tokens of context its mean loss is the entropy `Recall.entropy(c)`. It
-is scored in a group with checkpoints of `data=recall`, or on a text of its own:
+No model can have a lower loss on average: with c context tokens its mean loss is the entropy `Recall.entropy(c)`. It is
+scored in a group with checkpoints trained on `data=recall`, or on a separate text:
 
     python examples/recall_oracle.py recall.txt
     txl recl models=[py:examples.recall_oracle.oracle] data_path=recall.txt first_context=32 max_context=96
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from txl_lightning.data.recall import CHARACTERS, Recall
 
-TEXT = Recall(distances=(48,), repeats=0.9, symbols=8)  # the defaults of conf/data/recall.yaml
+TEXT = Recall(distances=(48,), repeats=0.9, symbols=8)  # the defaults in conf/data/recall.yaml
 
 
 class RecallOracle:
-    """Exact distribution of the next token given the tokens of a window, which are bytes.
+    """Exact distribution of the next token given a window's tokens, which are bytes.
 
     A target repeats the token d before with probability q (`Recall.match`) if that token is in the window. Otherwise
     the symbols are equally probable.
@@ -35,7 +35,7 @@ class RecallOracle:
     def score(
         self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None
     ) -> tuple[Tensor, None]:
-        """Return -log P of the targets, the last ones of the window, in nats, [B, T'], and no state."""
+        """Return -log P for the targets, the window's last tokens, in nats, [B, T'], and no state."""
         text = self.text
         n_targets = targets_BT.shape[1]
         tokens_BT = torch.cat(
@@ -54,7 +54,7 @@ class RecallOracle:
 
 
 def oracle() -> RecallOracle:
-    """Return the oracle of `TEXT`."""
+    """Return the oracle for `TEXT`."""
     return RecallOracle(TEXT)
 
 

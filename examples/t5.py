@@ -1,4 +1,4 @@
-"""A custom position encoding: the bias of T5 (Raffel et al. 2020). It is relative, so memory works with it.
+"""A custom position encoding: T5's bias (Raffel et al. 2020). It is relative, so memory works with it.
 
     export TXL_GUESTS=examples/t5.py
     txl train encoding=t5 hydra.run.dir=runs/t5
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from txl_lightning import Encoding, LayerPositions, TransformerXLConfig, register_encoding
 
-BUCKETS, FARTHEST = 32, 128
+BUCKETS = 32
+FARTHEST = 128
 
 
 @register_encoding("t5", terms="ad", extrapolates=True)
@@ -28,13 +29,16 @@ class T5Bias(Encoding):
         )  # starts at zero, as its name ends with bias
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """Return the biases of the distances K, …, 0: 16 buckets of one distance, 16 that grow up to distance 128."""
+        """Return the biases for the distances K, …, 0: 16 buckets with one distance, 16 that grow up to distance
+        128.
+        """
         distances = torch.arange(n_keys, -1, -1, device=like.device)
         if clamp_len > 0:
             distances = distances.clamp(max=clamp_len)
         single = BUCKETS // 2
-        doublings = (distances / single).clamp(min=1).log() / math.log(FARTHEST / single)
-        wide = (single + (BUCKETS - single) * doublings).long().clamp(max=BUCKETS - 1)
-        return [
-            LayerPositions(bias_HS=self.bias[:, distances.where(distances < single, wide)])
-        ] * self.n_layer
+        logarithms = (distances / single).clamp(min=1).log()
+        share = logarithms / math.log(FARTHEST / single)
+        wide = (single + single * share).long().clamp(max=BUCKETS - 1)
+        buckets = distances.where(distances < single, wide)
+        positions = LayerPositions(bias_HS=self.bias[:, buckets])
+        return [positions] * self.n_layer

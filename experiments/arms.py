@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
-
-import torch
+from dataclasses import dataclass
 
 from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import Profile, Setup
-from txl_lightning.config.schemas import Config, from_plain, plain
+from txl_lightning.config.schemas import Config
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.models import make_model
 
 ENCODINGS = {
     "relative": "relative",
@@ -53,7 +47,6 @@ CORPUS_OPTIONS = (
     "data.names",
     "data.vocab_size",
 )
-STEP = 8  # tokens by which `longest_segment` grows
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class Arm:
         return "recurrence" if self.recurrence else "no_recurrence"
 
     def overrides(self, profile: Profile, config: Config) -> list[str]:
-        """Return the overrides of the arm, to append to those of profile and user, which compose `config`."""
+        """Return the overrides of the arm, to append to the profile's and the user's, which compose `config`."""
         recipe = profile.recipes.get(self.family, ())
         if self.baseline:
             return [f"model={self.baseline}", *recipe]
@@ -206,7 +199,7 @@ def in_precision_of_training(words: Iterable[str], setup: Setup) -> list[str]:
 
 def with_longer_segments(profile: Profile, config: Config) -> list[str]:
     """Return overrides for the longer segments of Table 10, and for fewer steps: the tokens stay as many."""
-    segment_len = profile.longer_segment or longest_segment(config)
+    segment_len = profile.longer_segment
     words = [f"data.segment_len={segment_len}"]
     steps = {
         "trainer.max_steps": config.trainer.max_steps,
@@ -218,64 +211,3 @@ def with_longer_segments(profile: Profile, config: Config) -> list[str]:
         if n:
             words.append(f"{option}={round(n * share)}")
     return words
-
-
-def longest_segment(config: Config) -> int:
-    """Return the longest segment, a multiple of 8, that takes no more memory without recurrence than `config` with it.
-
-    It is at least as long as the segments of `config`.
-    """
-    available = saved_bytes(config)
-    longest = config.data.segment_len
-    segment_len = (longest // STEP + 1) * STEP
-    while saved_bytes(without_recurrence(config, segment_len)) <= available:
-        longest = segment_len
-        segment_len += STEP
-    return longest
-
-
-def without_recurrence(config: Config, segment_len: int) -> Config:
-    """Return a config without memory, with segments of another length."""
-    memory: Any = config.memory
-    data = replace(config.data, segment_len=segment_len)
-    return replace(
-        config,
-        data=data,
-        memory=replace(memory, mem_len=0),
-    )
-
-
-def saved_bytes(config: Config) -> int:
-    """Return the bytes that autograd saves for one training segment in float32: all tensors but the weights, each once.
-
-    The memory of the model is full, and the segment has the batch of the config.
-    """
-    return _saved_bytes(json.dumps(plain(replace(config, seed=1))))
-
-
-@cache
-def _saved_bytes(config_json: str) -> int:
-    config = from_plain(json.loads(config_json))
-    vocab_size = 256
-    if config.data.level == "bpe":
-        vocab_size = config.data.vocab_size or 2048
-    model: Any = make_model(config, vocab_size)
-    memory = model.start_memory(config.data.batch_size, static=True)
-    full_memory = replace(memory, filled=memory.length)
-    tokens_BT = torch.zeros(
-        config.data.batch_size,
-        config.data.segment_len,
-        dtype=torch.long,
-    )
-    saved: dict[int, int] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        model.score(tokens_BT, tokens_BT, full_memory)
-    for parameter in model.parameters():
-        saved.pop(parameter.data_ptr(), None)
-    return sum(saved.values())

@@ -79,7 +79,7 @@ Group 1 has models of an equal budget, group 2 the ablation. Models have this pr
 
 
 TABLE_9 = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
-"""Time per token of the vanilla model over that of Transformer-XL, by attention length (enwik8)."""
+"""Time per token of the vanilla model over Transformer-XL's, by attention length (enwik8)."""
 
 
 TABLE_10 = (

@@ -24,7 +24,7 @@ from experiments.engine.jobs import Job, Outcomes, composed, composed_options
 from experiments.engine.plan import Plan, make_plan, plan_table
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.report.pages import write_report
-from experiments.report.results import Effort, assemble, effort_before
+from experiments.report.results import assemble, seconds_before
 from experiments.tables import (
     figures_5_to_7,
     main_results,
@@ -37,7 +37,7 @@ from experiments.tables import (
 from txl_lightning.application import one_line
 from txl_lightning.errors import UserError
 from txl_lightning.files import locked
-from txl_lightning.multirun import shared_precision
+from txl_lightning.launcher import shared_precision
 from txl_lightning.training.checks import check_config
 
 SECTIONS: dict[str, ModuleType] = {
@@ -79,7 +79,7 @@ def parse(words: list[str] | None = None) -> Setup:
     """Return the settings that a command line asks for; exit with status 2 and one line on bad input.
 
     Args:
-        words: the command line; None for that of this process.
+        words: the command line; None for this process's.
     """
     if words is None:
         words = sys.argv[1:]
@@ -102,7 +102,7 @@ def parse(words: list[str] | None = None) -> Setup:
         parser.error(f"--parallel {options.parallel}: must be an integer >= 1")
     sections = tuple(options.only.split(","))
     if not SECTIONS.keys() >= set(sections):
-        parser.error(f"--only {options.only}: must be of {', '.join(SECTIONS)}")
+        parser.error(f"--only {options.only}: may contain only {', '.join(SECTIONS)}")
     directory = options.directory or Path("reports") / options.profile
     return Setup(
         profile=PROFILES[options.profile],
@@ -138,9 +138,9 @@ def reproduce(setup: Setup, started: float) -> None:
 def in_one_precision(setup: Setup) -> Setup:
     """Replace `trainer.precision=auto` by the choice that this directory keeps for all jobs."""
     say(f"options of profile {setup.profile.name}, and the precision of this machine")
-    precision = shared_precision(setup.directory, composed_options(setup.words))
-    if precision is None:
+    if setup.config.trainer.precision != "auto":
         return setup
+    precision = shared_precision(setup.directory, composed_options(setup.words))
     return replace(setup, overrides=(*setup.overrides, f"trainer.precision={precision}"))
 
 
@@ -181,19 +181,16 @@ def run(plan: Plan, started: float) -> None:
         KeyboardInterrupt: the jobs were stopped.
     """
     directory = plan.setup.directory
-    before = effort_before(directory, plan.finished())
+    before = seconds_before(directory, plan.finished())
     if len(plan.finished()) == len(plan.jobs):
         report(plan, before)
         return
     last_report = 0.0
 
-    def effort() -> Effort:
-        return Effort(before.seconds + time.monotonic() - started, before.calls + 1)
-
     def report_now_and_then() -> None:
         nonlocal last_report
         if time.monotonic() > last_report + SECONDS_BETWEEN_REPORTS:
-            report(plan, effort())
+            report(plan, before + time.monotonic() - started)
             last_report = time.monotonic()
 
     print(
@@ -204,10 +201,10 @@ def run(plan: Plan, started: float) -> None:
     try:
         plan.run(report_now_and_then)
     finally:
-        report(plan, effort())
+        report(plan, before + time.monotonic() - started)
 
 
-def report(plan: Plan, effort: Effort) -> None:
+def report(plan: Plan, seconds: float) -> None:
     """Write the report of the jobs that are finished."""
     setup = plan.setup
     finished = frozenset(plan.finished())
@@ -218,7 +215,7 @@ def report(plan: Plan, effort: Effort) -> None:
         finished,
     )
     sections = [SECTIONS[name].section(setup, outcomes) for name in setup.sections]
-    write_report(assemble(plan, outcomes, sections, effort), setup.directory)
+    write_report(assemble(plan, outcomes, sections, seconds), setup.directory)
 
 
 if __name__ == "__main__":

@@ -152,13 +152,6 @@ def copied_figures(outcomes: Outcomes, job: Job, captions: Mapping[str, str]) ->
             shutil.copyfile(source, target)
             figures.append(Figure(f"{target.parent.name}/{target.name}", caption))
     return figures
-    for name, caption in captions.items():
-        source = outcomes.runs / job.name / f"{name}.png"
-        if source.is_file():
-            path, png = outcomes.figure(f"{job.name}_{name}.png")
-            shutil.copyfile(source, path)
-            figures.append(Figure(png, caption))
-    return figures
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m sweeps.dashboard", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument(
-        "--project", default=LoggerConfig().project, help="default: %(default)s, as logger.project"
+        "--project", default=LoggerConfig.project, help="default: %(default)s, as logger.project"
     )
     parser.add_argument("--entity", default="", help="user or team; default: the key's own")
     parser.add_argument(

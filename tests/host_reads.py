@@ -53,14 +53,13 @@ class AnsweredReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not args or not isinstance(args[0], torch.Tensor) or not args[0].is_meta:
-            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        zeros = torch.zeros(args[0].shape, dtype=args[0].dtype)
-        if name in SCALAR_METHODS or name in ("tolist", "numpy"):
-            return getattr(zeros, name)()
-        if _copies_to_cpu(name, args, kwargs):
-            return zeros
+        if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            zeros = torch.zeros(args[0].shape, dtype=args[0].dtype)
+            if name in SCALAR_METHODS or name in ("tolist", "numpy"):
+                return getattr(zeros, name)()
+            if _copies_to_cpu(name, args, kwargs):
+                return zeros
         return func(*args, **kwargs)
 
 
@@ -84,21 +83,16 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operation = func.overloadpacket
-        by_mask = operation is aten.index and _has_mask(args[1])
-        if operation in WAITING_OPERATIONS or by_mask:
+        waits = operation in WAITING_OPERATIONS
+        if operation is aten.index:
+            waits = any(index is not None and index.dtype in MASKS for index in args[1])
+        if waits:
             self.found.append(str(operation))
         return func(*args, **(kwargs or {}))
 
 
-def _has_mask(indices: list[torch.Tensor | None]) -> bool:
-    return any(index is not None and index.dtype in MASKS for index in indices)
-
-
 def _copies_to_cpu(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if name in COPYING_METHODS:
-        return True
-    if name != "to":
-        return False
-    # A torch.device is the device of the run: on the CPU Lightning "moves" every batch.
-    targets = [target for target in (*args[1:2], kwargs.get("device")) if isinstance(target, str)]
-    return "cpu" in targets
+    if name == "to":
+        # A torch.device is the device of the run: on the CPU Lightning "moves" every batch.
+        return "cpu" in [x for x in (*args[1:2], kwargs.get("device")) if isinstance(x, str)]
+    return name in COPYING_METHODS

@@ -23,50 +23,47 @@ from txl_lightning.application import EXPECTED, one_line, register
 from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import CONF, typed
 
-PRINT = "{_target_: hydra.utils.get_method, path: builtins.print}"
-FILES = (
-    "data.path=FOLDER/text.txt data.cache_dir=FOLDER/cache resume=FOLDER/run/checkpoints/last.ckpt"
-)
 ABBREVIATIONS = {
     "TINY": "data=recall profile=smoke logger=none",
     "PL.": "lightning.pytorch.callbacks.",
-    "PRINT": PRINT,
     "FILE": "data=file data.cache_dir=cache profile=smoke logger=none",
+    "CKPT": "TRAINED/run/checkpoints/best.ckpt",
+    "RESUMED": " ".join(TINY)
+    + " data.path=TRAINED/text.txt data.cache_dir=TRAINED/cache trainer.max_steps=20"
+    + " resume=TRAINED/run/checkpoints/last.ckpt",
 }
-RESUMED = f"{' '.join(TINY)} {FILES} trainer.max_steps=20"
-LISTED = Path(__file__).with_name("bad_options.txt").read_text("utf-8")
 
 
 def rows(part: int) -> list[list[str]]:
     """Return the words of a command and what its line says, for every row of a part of bad_options.txt."""
-    lines = LISTED.split("\n\n")[part].splitlines()
+    parts = Path(__file__).with_name("bad_options.txt").read_text("utf-8").split("\n\n")
+    lines = parts[part].splitlines()
     return [re.split(r"\s+\| ", line) for line in lines if not line.startswith("#")]
 
 
 def expanded(words: str) -> list[str]:
     """Return the words of a command without abbreviations."""
-    if "RESUMED" in words:
-        words = words.replace("RESUMED", RESUMED.replace("FOLDER", str(trained())))
-    if "CKPT" in words:
-        words = words.replace("CKPT", f"{trained()}/run/checkpoints/best.ckpt")
     for name, text in ABBREVIATIONS.items():
         words = words.replace(name, text)
+    if "TRAINED" in words:
+        words = words.replace("TRAINED", str(trained()))
     return shlex.split(words)
 
 
-def prepare(folder: Path) -> None:
-    """Write the files that the commands name."""
-    files(folder, {"empty.txt": "", "short.txt": "too short for sixteen streams\n"})
-    files(
-        folder,
-        {"old/checkpoints/last.ckpt": "", "text.txt": "text" * 50, "latin.txt": b"caf\xe9 " * 50},
-    )
-
-
-def check_nothing_is_written(folder: Path) -> None:
-    """Check that neither a result nor a cache is there, and that no callback's target ran."""
+@pytest.fixture(autouse=True)
+def nothing_is_written(tmp_path: Path) -> Any:
+    """Write the files that the commands name; afterwards no result, no cache and nothing of a callback is there."""
+    contents: dict[str, str | bytes] = {
+        "empty.txt": "",
+        "short.txt": "too short for sixteen streams\n",
+        "old/checkpoints/last.ckpt": "",
+        "text.txt": "text" * 50,
+        "latin.txt": b"caf\xe9 " * 50,
+    }
+    files(tmp_path, contents)
+    yield
     for pattern in ("metrics.json", "made", "cache/*"):
-        assert list(folder.rglob(pattern)) == []
+        assert list(tmp_path.rglob(pattern)) == []
 
 
 TYPED: list[Any] = rows(0)
@@ -76,9 +73,7 @@ for row in rows(1):
 
 @pytest.mark.parametrize(("words", "said"), TYPED)
 def test_the_command_refuses_it(tmp_path: Path, words: str, said: str) -> None:
-    prepare(tmp_path)
     assert said in refusal(*expanded(words), directory=tmp_path)
-    check_nothing_is_written(tmp_path)
 
 
 @cache
@@ -89,26 +84,20 @@ def composed(command: str, choices: tuple[str, ...]) -> DictConfig:
         return compose(COMMANDS[command].config_name, overrides=list(choices))
 
 
-def run_with_options(command: str, words: list[str], folder: Path) -> None:
-    """Set options as the command line does, and call the command's function."""
-    choices = [word for word in words if (CONF / word.split("=")[0]).is_dir()]
-    values = [word for word in words if word not in choices]
-    config = deepcopy(composed(command, tuple(choices)))
-    for override in OverridesParser.create().parse_overrides(values):
-        OmegaConf.update(config, override.key_or_group, override.value())
-    COMMANDS[command].run(typed(config), folder)
-
-
 @pytest.mark.parametrize(("words", "said"), rows(2))
 def test_the_check_of_the_options_refuses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
 ) -> None:
-    prepare(tmp_path)
+    """Set options as the command line does, and call the command's function."""
     monkeypatch.chdir(tmp_path)
     command, *options = expanded(words)
+    choices = [word for word in options if (CONF / word.split("=")[0]).is_dir()]
+    values = [word for word in options if word not in choices]
+    config = deepcopy(composed(command, tuple(choices)))
+    for override in OverridesParser.create().parse_overrides(values):
+        OmegaConf.update(config, override.key_or_group, override.value())
     with pytest.raises(EXPECTED) as refused:
-        run_with_options(command, options, tmp_path / "run")
+        COMMANDS[command].run(typed(config), tmp_path / "run")
     line = one_line(refused.value)
     assert said in line
     assert "\n" not in line
-    check_nothing_is_written(tmp_path)

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from omegaconf import OmegaConf
 import txl_lightning
 from tests.data.helpers import files
 from tests.in_process import refusal, run_txl, success
-from tests.training.small_run import TEXT, TINY, trained
+from tests.training.small_run import TEXT, trained
 from txl_lightning import __version__
-from txl_lightning.commands import COMMANDS, register_measurement
+from txl_lightning.commands import COMMANDS
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.files import LOCK, locked
 
@@ -24,7 +25,7 @@ from txl_lightning.files import LOCK, locked
 def test_help_lists_the_commands() -> None:
     help_text = run_txl("--help").out
     assert "txl train [overrides]" in help_text
-    assert all(f"txl {name} " in help_text for name in COMMANDS)
+    assert all(f"txl {name}" in help_text for name in COMMANDS)
     assert max(map(len, help_text.splitlines())) <= 120
     assert run_txl().status == 2
 
@@ -40,17 +41,17 @@ def test_the_help_of_a_command_lists_groups_with_their_choices_and_options() -> 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_has_a_meaning_for_every_option(command: str) -> None:
-    words = []
+    groups = []
     if command == "train":
-        words = ["data=file", "encoding=shaw", "variant=compressive", "logger=csv"]
-    said = run_txl(command, *words, "--help").out
+        groups = ["data=file", "encoding=shaw", "variant=compressive", "logger=csv"]
+    said = run_txl(command, *groups, "--help").out
     config = said.partition("== Config ==")[2].partition("Powered by Hydra")[0]
-    lines = [line for line in config.splitlines() if re.match(r" *\w+:", line)]
-    groups = [line for line in lines if re.fullmatch(r"\w+:( \{\})?", line)]
-    arguments = ("  csv:", "    _target_:", "    name:", "  wandb:")  # loggers
-    without = [line for line in lines if "  # " not in line and not line.startswith(arguments)]
-    assert set(without) <= set(groups)
-    assert len(lines) > len(groups)
+    options = re.findall(r"^ *\w+:.*", config, re.MULTILINE)
+    assert options
+    of_loggers = ("  csv:", "    _target_:", "    name:", "  wandb:")
+    for line in options:
+        is_group = re.fullmatch(r"\w+:( \{\})?", line)
+        assert is_group or "  # " in line or line.startswith(of_loggers), line
 
 
 @pytest.mark.parametrize(
@@ -75,13 +76,6 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
     ) as command:
         command.stdout.close()  # type: ignore[union-attr]
         assert command.communicate()[1] == ""
-
-
-def test_two_commands_with_one_name_are_refused() -> None:
-    row = COMMANDS["speed"]
-    register_measurement(row)
-    with pytest.raises(OptionError, match="name=speed: is the name of another command"):
-        register_measurement(type(row)("speed", module="mine", options="mine.Options", summary=""))
 
 
 OWN = """# @package _global_
@@ -134,46 +128,32 @@ def test_an_own_file_with_the_name_of_one_of_ours_is_refused(tmp_path: Path) -> 
         assert "own/data/ptb.yaml: has the name of a file of txl_lightning" in refused
 
 
-def test_sweeper_params_without_a_multirun_are_reported(tmp_path: Path) -> None:
-    own_configs(tmp_path)
-    sweep = "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"
-    (tmp_path / "own/experiment/sweep.yaml").write_text(sweep)
-    words = (
-        "experiment=sweep",
-        *TINY,
-        "data.path=text.txt",
-        "data.cache_dir=cache",
-        "hydra.run.dir=run",
-    )
-    done = success("train", "--config-dir=own", *words, directory=tmp_path)
-    assert "hydra.sweeper.params has no effect without -m: this is one run" in done.err
-
-
 BEST, LINES = "checkpoint=FOLDER/run/checkpoints/best.ckpt", "data.path=FOLDER/text.txt"
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("path", ["pipe", "/dev/zero"])
 @pytest.mark.parametrize(
     "words",
     [
         "train data=file data.path=PATH",
-        "train data=file data.path={train:FOLDER/text.txt,valid:PATH,test:PATH}",
-        f"train data=file {LINES} data.level=bpe data.tokenizer=PATH",
+        "train data=file data.path={train:TRAINED/text.txt,valid:PATH,test:PATH}",
+        "train data=file data.path=TRAINED/text.txt data.level=bpe data.tokenizer=PATH",
         "evaluate checkpoint=PATH",
-        f"evaluate {BEST} data_path=PATH",
+        "evaluate checkpoint=TRAINED/run/checkpoints/best.ckpt data_path=PATH",
         "convert source=PATH source_format=txl target=x target_format=original",
     ],
 )
-def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, words: str) -> None:
+def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, words: str, path: str) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (str(tmp_path / "pipe"), "/dev/zero"):
-        command, *given = words.replace("PATH", path).replace("FOLDER", str(trained())).split()
-        done = run_txl(command, *given, directory=tmp_path)
-        assert done.status == 2
-        (option,) = (word.partition("=")[0] for word in words.split() if "PATH" in word)
-        line = done.err.splitlines()[-1]
-        assert line.startswith(f"txl {command}: {option}")
-        assert "no such file" in line or "neither a file nor a folder" in line
+    (option,) = re.findall(r"(\S+)=[^ =]*PATH", words)
+    given = words.replace("PATH", str(tmp_path / path)).replace("TRAINED", str(trained()))
+    command, *options = given.split()
+    done = run_txl(command, *options, directory=tmp_path)
+    assert done.status == 2
+    line = done.err.splitlines()[-1]
+    assert line.startswith(f"txl {command}: {option}")
+    assert "no such file" in line or "neither a file nor a folder" in line
 
 
 WRITERS = [[name, "hydra.run.dir=run"] for name, row in COMMANDS.items() if row.directory != "none"]
@@ -191,22 +171,30 @@ def test_a_folder_into_which_another_command_writes_is_refused(
 
 
 @pytest.mark.parametrize("link", ["checkpoints", "validation.jsonl", ".hydra"])
-@pytest.mark.parametrize("words", [["evaluate"], ["train", "-m"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [["evaluate", "hydra.run.dir=run"], ["train", "-m", "hydra.sweep.dir=run"]],
+    ids=" ".join,
+)
 def test_nothing_is_written_or_deleted_through_a_link(
     tmp_path: Path, words: list[str], link: str
 ) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "file").write_text("kept")
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / link).symlink_to(outside / "file" if link == "validation.jsonl" else outside)
-    where = "hydra.sweep.dir=run" if "-m" in words else "hydra.run.dir=run"
+    target = tmp_path / "outside"
+    files(tmp_path, {"outside/file": "kept", "run/file": ""})
+    if link == "validation.jsonl":
+        target /= "file"
+    (tmp_path / "run" / link).symlink_to(target)
 
-    refused = refusal(*words, where, directory=tmp_path)
+    refused = refusal(*words, directory=tmp_path)
 
-    assert f"run/{link}: is a link to {outside}" in refused
-    assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("file", "kept")]
+    assert f"run/{link}: is a link to {target}" in refused
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["file"]
+    assert (tmp_path / "outside/file").read_text() == "kept"
+
+
+def run_instead(monkeypatch: pytest.MonkeyPatch, run: Callable[[object, Path], object]) -> None:
+    """Replace the function of `txl speed`."""
+    monkeypatch.setattr("txl_lightning.evaluation.speed.run", run)
 
 
 def test_a_command_holds_the_lock_of_its_folder_while_it_runs(
@@ -217,7 +205,7 @@ def test_a_command_holds_the_lock_of_its_folder_while_it_runs(
             pass
         return ["held"]
 
-    monkeypatch.setattr("txl_lightning.evaluation.speed.run", run)
+    run_instead(monkeypatch, run)
     assert run_txl("speed", f"hydra.run.dir={tmp_path}/run").out == f"held\n{tmp_path}/run\n"
     with locked(tmp_path / "run"):
         pass
@@ -230,22 +218,16 @@ def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_defect_shows_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(options: object, directory: Path) -> list[str]:
-        raise ZeroDivisionError("a defect")
-
-    monkeypatch.setattr("txl_lightning.evaluation.speed.run", run)
+    run_instead(monkeypatch, lambda options, directory: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_txl("speed", directory=tmp_path)
 
 
 def test_ctrl_c_ends_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(options: object, directory: Path) -> list[str]:
-        signal.raise_signal(signal.SIGINT)
-        return []
-
-    monkeypatch.setattr("txl_lightning.evaluation.speed.run", run)
+    run_instead(monkeypatch, lambda options, directory: signal.raise_signal(signal.SIGINT))
     done = run_txl("speed", directory=tmp_path)
-    assert (done.status, done.err) == (130, "txl speed: interrupted\n")
+    assert done.status == 130
+    assert done.err == "txl speed: interrupted\n"
 
 
 def test_a_further_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,15 +235,3 @@ def test_a_further_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("txl_lightning.recl.command.run", lambda options, directory: ["a line"])
     done = success("recl", "checkpoints=[a.ckpt]", directory=tmp_path)
     assert (done.out, list(tmp_path.iterdir())) == ("", [])
-
-
-def test_a_rank_of_a_command_that_is_not_shared_has_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folders = []
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(
-        "txl_lightning.evaluation.speed.run", lambda options, folder: folders.append(folder) or []
-    )
-    success("speed", directory=tmp_path)
-    assert folders[0].parent.parent.name == "outputs"

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,15 +25,20 @@ from txl_lightning.training.optimizers import make_optimizer
 from txl_lightning.training.run import own_callbacks
 
 register()
-ALL_EXPERIMENTS = []
-for file in sorted((CONF / "experiment").rglob("*.yaml")):
-    ALL_EXPERIMENTS.append(file.relative_to(CONF / "experiment").with_suffix("").as_posix())
-PUBLISHED = [name for name in ALL_EXPERIMENTS if name.startswith("published/")]
-EXPERIMENTS = [name for name in ALL_EXPERIMENTS if name not in PUBLISHED]
+
+
+def choices(group: str) -> list[str]:
+    """Return the choices of a group, with their folders."""
+    names = []
+    for path in sorted((CONF / group).rglob("*.yaml")):
+        names.append(path.relative_to(CONF / group).with_suffix("").as_posix())
+    return names
+
+
+PUBLISHED = [name for name in choices("experiment") if name.startswith("published/")]
+EXPERIMENTS = [name for name in choices("experiment") if name not in PUBLISHED]
 OF_THE_PAPER = [name for name in EXPERIMENTS if name.startswith("paper/")]
-PROFILES = ["smoke", "laptop", "night", "gpu_short", "gpu", "paper"]
 GROUPS = ("data", "encoding", "logger", "model", "optimizer", "trainer")
-PL = "lightning.pytorch"
 WIKITEXT = 267_735
 BYTES = 205
 
@@ -47,16 +53,19 @@ def model_of(config: Config, vocab_size: int = 800_000) -> Model:
 
 def choices_side_by_side() -> list[tuple[str, ...]]:
     """Return every choice of every group at least once, with choices of the other groups."""
-    columns = []
-    for group in GROUPS:
-        columns.append([f"{group}={path.stem}" for path in sorted((CONF / group).glob("*.yaml"))])
-    n_rows = max(len(column) for column in columns)
-    return [tuple(column[row % len(column)] for column in columns) for row in range(n_rows)]
+    columns = [choices(group) for group in GROUPS]
+    rows = []
+    for row in range(max(len(column) for column in columns)):
+        words = []
+        for group, column in zip(GROUPS, columns, strict=True):
+            words.append(f"{group}={column[row % len(column)]}")
+        rows.append(tuple(words))
+    return rows
 
 
-@pytest.mark.parametrize("choices", choices_side_by_side(), ids=" ".join)
-def test_every_choice_of_every_group_composes_and_gives_a_model(choices: tuple[str, ...]) -> None:
-    config = composed(*choices)
+@pytest.mark.parametrize("words", choices_side_by_side(), ids=" ".join)
+def test_every_choice_of_every_group_composes_and_gives_a_model(words: tuple[str, ...]) -> None:
+    config = composed(*words)
     model = model_of(config)
     if isinstance(model, TransformerXL):
         assert config.memory.segments
@@ -76,41 +85,38 @@ def test_memory_follows_the_segment_unless_it_is_given(words: list[str], mem_len
     assert composed(*words).memory.mem_len == mem_len
 
 
-def choices(group: str) -> list[str]:
-    """Return the choices of a group."""
-    return [path.stem for path in sorted((CONF / group).glob("*.yaml"))]
+def names_of(made: list[Any], package: str) -> list[str]:
+    """Return the classes of objects of Lightning as `_target_` names them."""
+    return [f"lightning.pytorch.{package}.{type(one).__name__}" for one in made]
 
 
 @pytest.mark.parametrize("name", choices("callbacks"))
 def test_every_choice_of_callbacks_makes_its_class(name: str) -> None:
     config = composed(f"callbacks={name}")
     classes = [given["_target_"] for given in config.callbacks.values()]
-    assert [f"{PL}.callbacks.{type(made).__name__}" for made in own_callbacks(config)] == classes
+    assert names_of(own_callbacks(config), "callbacks") == classes
     assert bool(classes) == (name != "none")
 
 
 @pytest.mark.parametrize("name", choices("logger"))
 def test_every_choice_of_logger_makes_its_class(name: str, tmp_path: Path) -> None:
     config = composed(f"logger={name}")
-    assert list(config.logger.each) == ([] if name == "none" else [name])
     if name in ("tensorboard", "mlflow") and find_spec(name) is None:
-        with pytest.raises(
-            OptionError, match=rf"logger\.{name}=.* cannot be made: ModuleNotFoundError: .*{name}"
-        ):
+        said = rf"logger\.{name}=.* cannot be made: ModuleNotFoundError: .*{name}"
+        with pytest.raises(OptionError, match=said):
             lightning_loggers(config, tmp_path)
         return
-    made = lightning_loggers(config, tmp_path)  # tests/training/test_wandb_run.py starts W&B
-    targets = [given["_target_"] for given in config.logger.each.values() if given]
-    assert [f"{PL}.loggers.{type(logger).__name__}" for logger in made] == targets
+    # tests/training/test_wandb_run.py starts W&B.
+    classes = [given["_target_"] for given in config.logger.each.values() if given]
+    assert names_of(lightning_loggers(config, tmp_path), "loggers") == classes
+    assert list(config.logger.each) == ([] if name == "none" else [name])
 
 
 @pytest.mark.parametrize("name", choices("optimizer"))
 def test_every_choice_of_optimizer_makes_its_class(name: str) -> None:
-    config = composed(f"optimizer={name}", "profile=smoke", "model=txl_smoke").optimizer
-    model = TransformerXL(
-        TransformerXLConfig(vocab_size=8, n_layer=1, d_model=4, n_head=1, d_head=4, d_inner=4)
-    )
-    optimizer, schedule = make_optimizer(model, config, max_steps=10, fused=False)
+    config = composed(f"optimizer={name}", "profile=smoke", "model=txl_smoke")
+    model: Any = model_of(config, vocab_size=8)
+    optimizer, schedule = make_optimizer(model, config.optimizer, max_steps=10, fused=False)
     assert type(optimizer).__name__.lower().startswith(name)
     assert schedule.optimizer is optimizer
 
@@ -184,23 +190,12 @@ def test_choices_on_the_command_line_beat_the_profile() -> None:
     assert config.data.segment_len == 32
 
 
-def test_the_default_corpus_is_made_of_installed_packages() -> None:
-    assert composed("profile=smoke").data.name == "python-packages"
-
-
 def test_the_paper_profile_is_table_6_on_several_gpus() -> None:
     profile = composed("profile=paper")
     experiment = composed("experiment=paper/table6")
     assert profile.trainer == replace(experiment.trainer, devices=2)
     assert profile.logger.group is None
     assert replace(profile, trainer=experiment.trainer, logger=experiment.logger) == experiment
-
-
-def test_the_paper_profile_runs_under_slurm() -> None:
-    config = composed("profile=paper", "trainer=slurm", "trainer.devices=4")
-    assert config.trainer.max_steps == 200_000
-    assert config.trainer.devices == 4
-    assert config.model.name == "txl_wt103_128m"
 
 
 @pytest.mark.parametrize("name", OF_THE_PAPER)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.docs.pages import ROOT
 from tests.model.tiny_model import EXACT, random_stream, score_segments, tiny_model
@@ -59,28 +59,27 @@ def bucket_of_t5(distance: int) -> int:
 def test_the_bias_is_that_of_t5(clamp_len: int) -> None:
     model = tiny_model(encoding="t5", clamp_len=clamp_len)
     positions = model.encoding(200, clamp_len, torch.zeros(1))
-    bias_HS = positions[0].bias_HS
     for distance in range(201):
         clamped = min(distance, clamp_len) if clamp_len > 0 else distance
         expected_H = model.encoding.bias[:, bucket_of_t5(clamped)]
-        assert torch.equal(bias_HS[:, 200 - distance], expected_H), distance
+        assert torch.equal(positions[0].bias_HS[:, 200 - distance], expected_H), distance
 
 
 @pytest.mark.usefixtures("t5")
 def test_every_command_has_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for steps in (2, 4):
-        words = ("encoding.name=t5", f"trainer.max_steps={steps}", "data.level=char", "resume=auto")
+        words = ("encoding.name=t5", "data.level=char", "resume=auto", f"trainer.max_steps={steps}")
         assert train(tiny_config(tmp_path, *words), run)["steps"] == steps
 
     path = str(run / "checkpoints/best.ckpt")
     evaluation = evaluated(path, tmp_path, splits=["test"], mem_len=32, same_length=True)
     assert evaluation["evaluation"]["mem_len"] == 32
     assert recl(tmp_path, path)["models"]
-    assert attention(
-        AttentionOptions(path, mem_len=16, max_segments=4, logger=LoggerConfig()), tmp_path
-    )
-    generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path, write=lambda _: None)
+    looked_at = AttentionOptions(path, mem_len=16, max_segments=4, logger=LoggerConfig())
+    assert attention(looked_at, tmp_path)
+    prompt = GenerateOptions(path, prompt="line 7", n_tokens=5)
+    generate(prompt, tmp_path, write=lambda _: None)
     assert len(json.loads((tmp_path / "generation.json").read_text())["samples"]) == 1
 
 
@@ -125,18 +124,17 @@ def test_a_custom_encoding_can_be_absolute_with_a_table_and_initialize_itself(
 def test_a_bias_by_distance_is_added_to_the_paper_s_terms_cached_or_not(terms: str) -> None:
     @register_encoding("biased", "abcd", projects=True)
     class Biased(RelativeEncoding):
-        def forward(self, n_keys: int, clamp_len: int, like: torch.Tensor) -> list[LayerPositions]:
+        def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
             bias_HS = -distances_of_keys(n_keys, clamp_len, like).expand(self.n_head, -1)
             positions = super().forward(n_keys, clamp_len, like)
             return [of_layer._replace(bias_HS=bias_HS) for of_layer in positions]
 
     model = tiny_model(encoding="biased", terms=terms)
-    plain = tiny_model(terms=terms)
     stream = random_stream(2, 13)
     with torch.no_grad():
         hidden, _ = score_segments(model, stream, [3, 1, 8])
         cached, _ = score_segments(CachedTransformerXL(model), stream, [3, 1, 8])
-        unbiased, _ = score_segments(plain, stream, [3, 1, 8])
+        unbiased, _ = score_segments(tiny_model(terms=terms), stream, [3, 1, 8])
     torch.testing.assert_close(cached, hidden, **EXACT)
     assert torch.allclose(hidden, unbiased, **EXACT) == ("d" not in terms)
 
@@ -151,11 +149,10 @@ def test_a_class_that_is_registered_again_replaces_the_first() -> None:
     assert ENCODINGS["own"] is Own
 
 
-def test_a_name_of_an_encoding_is_a_word() -> None:
-    with pytest.raises(OptionError, match="name=a-b: must be letters"):
-        register_encoding("a-b")
-
-
-def test_terms_are_those_of_the_paper() -> None:
-    with pytest.raises(OptionError, match="terms=ae: must be letters of abcd"):
-        register_encoding("own", "ae")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("a-b",), "name=a-b: must be letters"), (("own", "ae"), "terms=ae: must be letters of abcd")],
+)
+def test_a_name_is_a_word_and_terms_are_those_of_the_paper(arguments: tuple, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        register_encoding(*arguments)

@@ -14,11 +14,29 @@ from tests.forked import start_module
 from tests.training.small_run import TEXT, TINY, trained
 from tests.training.test_saving import VARYING
 
+BEST = "FOLDER/run/checkpoints/best.ckpt"  # FOLDER is the folder of a trained run
+COMMANDS = {
+    "train": "data=file data.path=FOLDER/text.txt data.level=byte",
+    "evaluate": f"checkpoint={BEST}",
+    "recl": f"checkpoints=[{BEST}] first_context=8 step=8 max_context=16 n_positions=8",
+    "attention": f"checkpoint={BEST} logger=none",
+    "generate": f"checkpoint={BEST} prompt=line n_tokens=1",
+    "convert": f"source={BEST} source_format=txl target=out target_format=original",
+}
 
-def limited(directory: Path, size: int, *arguments: str) -> CompletedProcess[str]:
+
+def limited(directory: Path, size: int, command: str, *words: str) -> CompletedProcess[str]:
     """Run a command that can write files of at most `size` bytes; git would leave its lock behind."""
+    given = [word.replace("FOLDER", str(trained())) for word in words]
     variables = {"FILE_SIZE": str(size), "GIT_OPTIONAL_LOCKS": "0"}
-    return start_module(directory, "tests.limited", *arguments, **variables).finish()
+    return start_module(directory, "tests.limited", command, *given, **variables).finish()
+
+
+def check_last_line(done: CompletedProcess[str]) -> str:
+    """Check that a command ended with an expected error, and return its line."""
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
 
 
 def metrics(run: Path) -> dict[str, Any]:
@@ -42,99 +60,61 @@ def test_a_training_without_checkpoints_fails_and_completes_later(
         f"trainer.devices={devices}",
     ]
     run = tmp_path / "run"
+    here = f"hydra.run.dir={run}"
 
-    done = limited(tmp_path, 100_000, *words, f"hydra.run.dir={run}")  # smaller than a checkpoint
+    line = check_last_line(limited(tmp_path, 100_000, *words, here))  # smaller than a checkpoint
 
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.splitlines()
     reason = f"[Errno 27] File too large: '{run}/checkpoints/best.ckpt'"
-    repeat = f"with space again repeat the command with hydra.run.dir={run} resume=auto"
-    assert lines[-1] == f"txl train: could not write the checkpoint of step 3: {reason}; {repeat}"
+    repeat = f"with space again repeat the command with {here} resume=auto"
+    assert line == f"txl train: could not write the checkpoint of step 3: {reason}; {repeat}"
     assert not (run / "metrics.json").exists()
 
-    for more in ([f"hydra.run.dir={run}", "resume=auto"], [f"hydra.run.dir={tmp_path / 'whole'}"]):
-        start_module(tmp_path, "txl_lightning.cli", *words, *more).succeed()
+    start_module(tmp_path, "txl_lightning.cli", *words, here, "resume=auto").succeed()
+    start_module(tmp_path, "txl_lightning.cli", *words, "hydra.run.dir=whole").succeed()
     assert metrics(run) | VARYING == metrics(tmp_path / "whole") | VARYING
-
-
-BEST = "FOLDER/run/checkpoints/best.ckpt"  # FOLDER is the folder of a trained run
-COMMANDS = {
-    "train": ("data=file", "data.path=FOLDER/text.txt", "data.level=byte"),
-    "evaluate": (f"checkpoint={BEST}",),
-    "recl": (
-        f"checkpoints=[{BEST}]",
-        "first_context=8",
-        "step=8",
-        "max_context=16",
-        "n_positions=8",
-    ),
-    "attention": (f"checkpoint={BEST}",),
-    "generate": (f"checkpoint={BEST}", "prompt=line", "n_tokens=1"),
-}
-HYDRA_FILES = (1000,)
-FILES_OF_THE_COMMAND = (500, "hydra.output_subdir=null")
-
-
-def in_trained_folder(words: tuple[str, ...]) -> list[str]:
-    return [word.replace("FOLDER", str(trained())) for word in words]
 
 
 @pytest.mark.slow
 def test_a_command_that_cannot_even_write_its_message_fails(tmp_path: Path) -> None:
-    done = limited(tmp_path, 0, "evaluate", *in_trained_folder(COMMANDS["evaluate"]))
+    done = limited(tmp_path, 0, "evaluate", COMMANDS["evaluate"])
     assert done.returncode in (1, 2)
 
 
 @pytest.mark.parametrize(
-    ("command", "limit"),
+    ("command", "size", "more"),
     [
-        ("train", HYDRA_FILES),
-        ("train", FILES_OF_THE_COMMAND),
-        ("evaluate", FILES_OF_THE_COMMAND),
-        ("recl", HYDRA_FILES),
-        ("recl", FILES_OF_THE_COMMAND),
-        ("attention", FILES_OF_THE_COMMAND),
-        ("generate", (200, "hydra.output_subdir=null")),
+        ("train", 1000, ""),  # a file of Hydra's
+        ("recl", 1000, ""),
+        ("train", 500, "hydra.output_subdir=null"),
+        ("evaluate", 500, "hydra.output_subdir=null"),
+        ("recl", 500, "hydra.output_subdir=null"),
+        ("attention", 500, "hydra.output_subdir=null"),
+        ("generate", 200, "hydra.output_subdir=null"),
     ],
 )
 def test_a_command_that_cannot_write_ends_with_one_line(
-    tmp_path: Path, command: str, limit: tuple
+    tmp_path: Path, command: str, size: int, more: str
 ) -> None:
-    size, *more = limit
-    words = [command, *in_trained_folder(COMMANDS[command]), "hydra.run.dir=run", *more]
-    done = limited(tmp_path, size, *words)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    line = done.stderr.splitlines()[-1]
+    words = [*COMMANDS[command].split(), "hydra.run.dir=run", *more.split()]
+    line = check_last_line(limited(tmp_path, size, command, *words))
     assert re.match(rf"txl {command}: .*File too large", line)
     assert re.search(r"\brun\b|data\.cache_dir=", line)
 
 
-# The file that does not fit, the folder where it is written, the command.
-LARGE_RESULTS = [
-    (
-        "out",
-        ".",
-        ("convert", f"source={BEST}", "source_format=txl", "target=out", "target_format=original"),
-    ),
-    (
-        "losses_train.npz",
-        "run",
-        ("evaluate", f"checkpoint={BEST}", "losses=true", "splits=[train]"),
-    ),
-    ("attention.npz", "run", ("attention", f"checkpoint={BEST}", "logger=none")),
-]
-
-
-@pytest.mark.parametrize(("name", "folder", "words"), LARGE_RESULTS)
+@pytest.mark.parametrize(
+    ("command", "more", "name"),
+    [
+        ("convert", "", "out"),
+        ("evaluate", "losses=true splits=[train]", "losses_train.npz"),
+        ("attention", "", "attention.npz"),
+    ],
+)
 def test_a_large_result_is_whole_or_absent(
-    tmp_path: Path, name: str, folder: str, words: tuple[str, ...]
+    tmp_path: Path, command: str, more: str, name: str
 ) -> None:
+    folder = "." if command == "convert" else "run"
     where = (f"hydra.run.dir={folder}", "hydra.output_subdir=null")
-    done = limited(tmp_path, 2400, *in_trained_folder(words), *where)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert name in done.stderr.splitlines()[-1]
+    words = [*COMMANDS[command].split(), *more.split(), *where]
+    assert name in check_last_line(limited(tmp_path, 2400, command, *words))
     for path in (tmp_path / folder).iterdir():
         assert not path.name.startswith((".part-", name))

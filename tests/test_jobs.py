@@ -11,6 +11,7 @@ from threading import Timer
 import psutil
 import pytest
 
+from txl_lightning import jobs
 from txl_lightning.jobs import Jobs, Process, problem
 
 
@@ -28,13 +29,12 @@ class Call:
 class Record:
     """Starts calls and keeps how they ended and when they ran."""
 
-    log: Path | None = None
     ends: dict[str, Process] = field(default_factory=dict)
     started: dict[str, float] = field(default_factory=dict)
 
     def start(self, job: Call) -> Process:
         self.started[job.name] = time.monotonic()
-        return Process(["sh", "-c", job.line], {"TXL_JOB": job.name}, self.log)
+        return Process(["sh", "-c", job.line], {})
 
     def end(self, job: Call, process: Process) -> str | None:
         self.ends[job.name] = process
@@ -101,10 +101,13 @@ def test_processes_that_a_job_leaves_behind_end_with_it(tmp_path: Path) -> None:
         ("trap '' TERM; while :; do sleep 600; done", -signal.SIGKILL),
     ],
 )
-def test_a_signal_ends_a_job_with_its_children(line: str, status: int) -> None:
+def test_a_signal_ends_a_job_with_its_children(
+    line: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = Record()
     waiting = [Call("late", line), Call("later")]
-    engine = Jobs(waiting, record.start, record.end, grace_seconds=0.2)
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.2)
+    engine = Jobs(waiting, record.start, record.end)
     Timer(1.0, signal.raise_signal, (signal.SIGUSR1,)).start()
     with pytest.raises(KeyboardInterrupt) as stopped:
         engine.run()

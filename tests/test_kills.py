@@ -27,7 +27,13 @@ KILLS = int(os.environ.get("TXL_KILLS", "5"))
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 RANKS = {"run": 1, "two ranks": 2}
 # Numbers that differ between two runs of one command.
-VARYING = ("seconds", "peak_memory_bytes", "prompt_seconds", "tokens_per_second", "checkpoint")
+VARYING = (
+    "seconds",
+    "peak_memory_bytes",
+    "prompt_seconds",
+    "tokens_per_second",
+    "checkpoint",
+)
 STEPS = (
     "trainer.max_steps=24",
     "trainer.val_every_n_steps=8",
@@ -45,12 +51,10 @@ def start(folder: Path, kind: str) -> ForkedCommand:
     if kind == "multirun":
         command += ["trainer.devices=1,2", "hydra.launcher.max_parallel=2"]
     else:
-        command = [word for word in command if word != "-m" and "sweep" not in word]
-        command += [
-            f"trainer.devices={RANKS[kind]}",
-            f"hydra.run.dir={folder / 'run'}",
-            "resume=auto",
-        ]
+        command.remove("-m")
+        command.remove(f"hydra.sweep.dir={folder}/sweep")
+        where = f"hydra.run.dir={folder}/run"
+        command += [f"trainer.devices={RANKS[kind]}", where, "resume=auto"]
     return start_module(folder, "txl_lightning.cli", *command)
 
 
@@ -58,7 +62,9 @@ def start_reproduction(folder: Path) -> ForkedCommand:
     """Start Table 7 at smoke size, or start it again."""
     text = folder.parent / "text.txt"
     text.write_text(TEXT * 20)
-    arguments = [
+    return start_module(
+        folder,
+        "experiments.reproduce",
         "--profile=smoke",
         "--only=table_7",
         "--logger=none",
@@ -68,23 +74,23 @@ def start_reproduction(folder: Path) -> ForkedCommand:
         "data.level=byte",
         f"data.path={text}",
         f"data.cache_dir={folder.parent / 'cache'}",
-    ]
-    return start_module(folder, "experiments.reproduce", *arguments)
+    )
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """Return everything that a user keeps: metrics, curves, weights, tables."""
+    """Return everything that a user keeps: metrics, curves, tables by file, and weights by file and name."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
+        file = path.relative_to(folder).as_posix()
         if path.name in ("metrics.json", "generation.json"):
-            found[name] = without_varying(path.read_text())
+            found[file] = without_varying(path.read_text())
         elif path.name == "validation.jsonl":
-            found[name] = [without_varying(line) for line in path.read_text().splitlines()]
-        elif path.name in ("last.ckpt", "best.ckpt"):
-            found[name] = read_file(path)["state_dict"]
+            found[file] = [without_varying(line) for line in path.read_text().splitlines()]
         elif path.name in ("multirun.json", "multirun.md"):
-            found[name] = path.read_text()
+            found[file] = path.read_text()
+        elif path.name in ("last.ckpt", "best.ckpt"):
+            for name, weight in read_file(path)["state_dict"].items():
+                found[f"{file}: {name}"] = weight
     return found
 
 
@@ -93,36 +99,34 @@ def without_varying(text: str) -> dict[str, Any]:
     return {name: value for name, value in json.loads(text).items() if name not in VARYING}
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Compare results file by file; weights bit by bit."""
+def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare results; weights bit by bit."""
     assert found.keys() == expected.keys()
-    for name, content in expected.items():
-        if not name.endswith(".ckpt"):
-            assert found[name] == content, name
-            continue
-        for weight, tensor in content.items():
-            assert torch.equal(found[name][weight], tensor), f"{name}: {weight}"
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(found[name], value), name
+        else:
+            assert found[name] == value, name
 
 
-def run_once(folder: Path, kind: str, signal_number: int | None, moment: float) -> tuple[int, bool]:
+def run_and_kill(folder: Path, kind: str, number: int, moment: float) -> tuple[int, bool]:
     """Run a command, and send it a signal if it still runs at a moment; return its status and whether it was killed."""
     command = start(folder, kind)
+    command.process.join(moment)
     processes: list[psutil.Process] = []
-    killed = False
-    if signal_number is not None:
-        command.process.join(moment)
-        killed = command.poll() is None
-    if killed:
+    allowed = [0]
+    is_killed = command.poll() is None
+    if is_killed:
         processes = psutil.Process(command.pid).children(recursive=True)
-        command.send_signal(signal_number)
+        command.send_signal(number)
+        allowed += [-number, 128 + number, 130]
     done = command.finish()
     # A rank that starts at the moment of a kill may find the semaphores of multiprocessing gone, and say so.
-    own_frames = re.search(r"File \"[^\"]*/(txl_lightning|experiments|hydra_plugins)/", done.stderr)
-    assert not own_frames, done.stderr
-    allowed = (0, -signal_number, 128 + signal_number, 130) if killed else (0,)
+    own_frame = r"File \"[^\"]*/(txl_lightning|experiments|hydra_plugins)/"
+    assert not re.search(own_frame, done.stderr), done.stderr
     assert done.returncode in allowed, done.stderr
-    wait_for(processes)
-    return done.returncode, killed
+    assert psutil.wait_procs(processes, timeout=20)[1] == []
+    return done.returncode, is_killed
 
 
 @pytest.mark.full
@@ -145,22 +149,10 @@ def test_what_was_killed_at_random_moments_ends_as_if_nothing_had_happened(
         finished_jobs: dict[str, int] = {}
         status = -1
         while status != 0:
-            signal_number = chance.choice(SIGNALS) if n_killed < KILLS else None
-            status, killed = run_once(
-                folder, kind, signal_number, chance.uniform(0.05, 1.0) * seconds
-            )
-            n_killed += killed
-            assert (
-                finished_jobs.items() <= written(folder).items()
-            )  # no job ran to its end a second time
+            # After the last kill the command runs to its end.
+            moment = chance.uniform(0.05, 1.0) * seconds if n_killed < KILLS else 600
+            status, is_killed = run_and_kill(folder, kind, chance.choice(SIGNALS), moment)
+            n_killed += is_killed
+            assert finished_jobs.items() <= written(folder).items()  # no finished job ran again
             finished_jobs = written(folder)
-        assert_same(results(folder), whole)
-
-
-def wait_for(processes: list[psutil.Process], seconds: float = 20) -> None:
-    """Wait until no process runs."""
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline, process
-            time.sleep(0.05)
+        check_same(results(folder), whole)

@@ -32,32 +32,26 @@ def start(directory: Path, *arguments: str, **variables: str) -> ForkedCommand:
 @pytest.mark.slow
 def test_a_failed_job_does_not_stop_the_others_and_is_reported(tmp_path: Path) -> None:
     """Each good job is a run of its own in one W&B group."""
-    arguments = (
-        "memory.mem_len=8,-1,0",
-        "logger=wandb",
-        "hydra.launcher.max_parallel=2",
-        "hydra.sweep.dir=sweep",
-    )
-    done = start(tmp_path, *arguments, WANDB_RUN_ID="one", WANDB_MODE="offline").finish()
+    arguments = ("memory.mem_len=8,-1,0", "logger=wandb", "hydra.launcher.max_parallel=2")
+    variables = {"WANDB_RUN_ID": "one", "WANDB_MODE": "offline"}
+    done = start(tmp_path, *arguments, "hydra.sweep.dir=sweep", **variables).finish()
     assert done.returncode == 1
     line, summary = done.stderr.splitlines()[-2:]
     assert line.startswith("txl train: job 1 (")
     assert line.endswith("memory.mem_len=-1): memory.mem_len=-1: must be an integer >= 0")
     assert summary == "txl train: failed jobs: 1"
     assert "WANDB_RUN_ID=one is one id" in done.stderr
-    assert not (tmp_path / "sweep/1/metrics.json").exists()
-    runs = set()
-    for number, mem_len in ((0, 8), (2, 0)):
-        metrics = json.loads((tmp_path / f"sweep/{number}/metrics.json").read_text())
+    assert sorted(written(tmp_path)) == ["0", "2"]
+    runs = {"run-one.wandb"}
+    for number, mem_len in (("0", 8), ("2", 0)):
+        folder = tmp_path / "sweep" / number
+        metrics = json.loads((folder / "metrics.json").read_text())
         assert metrics["evaluation"]["mem_len"] == mem_len
-        (run,) = wandb_files.run_files(tmp_path / f"sweep/{number}")
-        (record,) = [
-            text for text in map(json.dumps, wandb_files.records(run)) if '"run_group"' in text
-        ]
-        assert '"sweep"' in record
+        (run,) = wandb_files.run_files(folder)
+        records = json.dumps(wandb_files.records(run))
+        assert '"run_group": "sweep"' in records
         runs.add(run.name)
-    assert len(runs) == 2
-    assert "run-one.wandb" not in runs
+    assert len(runs) == 3
 
 
 def jobs_of(process: ForkedCommand) -> list[psutil.Process]:
@@ -79,18 +73,20 @@ def test_a_signal_ends_all_jobs_and_is_the_exit_status(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """The jobs save, also if the multirun is killed."""
-    process = start(
-        tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2"
-    )
-    curves = [tmp_path / f"sweep/{i}/validation.jsonl" for i in (0, 1)]
-    while process.poll() is None and not all(curve.exists() for curve in curves):
+    endless = ("seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2")
+    process = start(tmp_path, *endless)
+    first = tmp_path / "sweep/0"
+    second = tmp_path / "sweep/1"
+    while not (first / "validation.jsonl").exists() or not (second / "validation.jsonl").exists():
+        assert process.poll() is None
         time.sleep(0.1)
     jobs = jobs_of(process)
     assert len(jobs) == 2
     process.send_signal(number)
     done = process.finish(timeout=60)
     assert psutil.wait_procs(jobs, timeout=30)[1] == []
-    assert all((tmp_path / f"sweep/{i}/checkpoints/last.ckpt").exists() for i in (0, 1))
+    assert (first / "checkpoints/last.ckpt").exists()
+    assert (second / "checkpoints/last.ckpt").exists()
     assert not (tmp_path / "sweep/2/config.yaml").exists()
     if number != SIGKILL:
         again = f"repeat the command with hydra.sweep.dir={tmp_path}/sweep"
@@ -131,14 +127,15 @@ def test_jobs_are_found_by_their_options_and_new_ones_get_a_folder(tmp_path: Pat
     success(*words(tmp_path, "hydra/launcher=basic", "seed=1,2"), directory=tmp_path)
     before = written(tmp_path)
     assert run_txl(*words(tmp_path, "seed=3,1,2,-1")).status == 1
-    assert written(tmp_path) == {**before, "2": written(tmp_path)["2"]}
-    states = {
-        job["overrides"]["seed"]: (job["job"], job["state"]) for job in results(tmp_path)["jobs"]
-    }
-    done = "finished"
-    assert states == {"1": ("0", done), "2": ("1", done), "3": ("2", done), "-1": ("3", "failed")}
-    (error,) = [job["error"] for job in results(tmp_path)["jobs"] if "error" in job]
-    assert error == "seed=-1: must be an integer >= 0 and below 2^32"
+    after = written(tmp_path)
+    assert after.keys() == {"0", "1", "2"}
+    assert after.items() >= before.items()
+    jobs = {job["job"]: job for job in results(tmp_path)["jobs"]}
+    seeds = {number: job["overrides"]["seed"] for number, job in jobs.items()}
+    assert seeds == {"0": "1", "1": "2", "2": "3", "3": "-1"}
+    assert jobs["2"]["state"] == "finished"
+    assert jobs["3"]["state"] == "failed"
+    assert jobs["3"]["error"] == "seed=-1: must be an integer >= 0 and below 2^32"
 
 
 @pytest.mark.slow
@@ -148,7 +145,7 @@ def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path, launcher: s
     success(*given, "hydra/launcher=basic")
     text = tmp_path / "text.txt"
     text.write_text(text.read_text().replace("line 0", "LINE 0"))
-    refused = f"{tmp_path}/sweep/0 is of another text than data=file is now: choose another hydra.sweep.dir, or delete"
+    refused = f"{tmp_path}/sweep/0 used another text than data=file has now: choose another hydra.sweep.dir, or delete"
     for more in ("seed=1", "seed=2,3"):
         done = run_txl(*given[:-1], more, f"hydra/launcher={launcher}")
         assert done.status > 0
@@ -174,7 +171,11 @@ def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(
     """SLURM starts the task once for each rank; the first one holds the lock and writes the record."""
     register()
     config = composition("config", ["data=file", "data.path=text.txt"])
-    settings = {"runtime": {"output_dir": f"{tmp_path}/0"}, "sweep": {"dir": str(tmp_path)}}
+    settings = {
+        "runtime": {"output_dir": f"{tmp_path}/0"},
+        "sweep": {"dir": str(tmp_path)},
+        "overrides": {"task": []},
+    }
     monkeypatch.setenv("SLURM_PROCID", "1")
     folders: list[Path] = []
     with locked(tmp_path / "0"):

@@ -17,21 +17,17 @@ from tests.docs.pages import README, ROOT
 from txl_lightning import __version__
 
 
-def read(path: str | Path) -> Any:
+def read(path: str) -> Any:
     return yaml.safe_load((ROOT / path).read_text())
 
 
-def test_the_citation_has_the_version_and_date_of_the_changelog() -> None:
+def test_the_citation_has_the_version_and_date_of_the_changelog_and_names_the_paper() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text()
     version, date = re.findall(r"^## \[(\d\S+)\] - (\S+)$", changelog, re.MULTILINE)[0]
     citation = read("CITATION.cff")
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
     assert citation["version"] == version == __version__
     assert str(citation["date-released"]) == date
-
-
-def test_the_citation_is_complete_and_names_the_paper() -> None:
-    citation = read("CITATION.cff")
-    assert {"cff-version", "message", "title", "authors"} <= set(citation)
     assert citation["references"][0]["title"] in README.read_text()
 
 
@@ -52,11 +48,11 @@ KNOWN_HOLES = {  # versions with malicious code or known vulnerabilities
 def dependencies() -> dict[str, Requirement]:
     text = (ROOT / "pyproject.toml").read_text()
     (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-    found = {}
+    requirements = {}
     for line in re.findall(r'^    "(.*?)"', listed, re.MULTILINE):
         requirement = Requirement(line)
-        found[requirement.name] = requirement
-    return found
+        requirements[requirement.name] = requirement
+    return requirements
 
 
 @pytest.mark.parametrize("name", KNOWN_HOLES)
@@ -77,22 +73,16 @@ esac"""
 
 def test_make_makes_a_half_made_environment_again(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
-    files(
-        tmp_path,
-        {
-            "constraints.txt": "torch==0\n",
-            "pyproject.toml": "",
-            ".venv/bin/python": STUB,
-            "python": STUB,
-        },
-    )
-    (tmp_path / ".venv/bin/python").chmod(0o755)  # stopped before it had pip
-    (tmp_path / "python").chmod(0o755)
+    # .venv was stopped before it had pip.
+    stubs = files(tmp_path, {".venv/bin/python": STUB, "python": STUB})
+    files(tmp_path, {"constraints.txt": "torch==0\n", "pyproject.toml": ""})
+    for stub in stubs:
+        Path(stub).chmod(0o755)
     # Forget the make that runs the tests.
     env = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+    command = ["make", ".venv/.ready", "PYTHON=./python"]
     for _ in range(2):
         (tmp_path / ".venv/.ready").unlink(missing_ok=True)
-        command = ["make", ".venv/.ready", "PYTHON=./python"]
         subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True)
     calls = (tmp_path / "log").read_text()
     assert calls.count("venv --clear") == 1

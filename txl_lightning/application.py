@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,22 +45,18 @@ from txl_lightning.config.schemas import (
     typed,
     why_refused,
 )
-from txl_lightning.errors import Stopped, UserError, is_first_rank, notice, require
-from txl_lightning.files import locked, new_directory, write_text
+from txl_lightning.errors import Stopped, UserError, is_first_rank, require
+from txl_lightning.files import locked, write_text
 from txl_lightning.help import explained, option_meanings
-from txl_lightning.launcher import (
-    CALL,
-    ERROR_VARIABLE,
-    prepare_wandb,
-    report_failures,
-    run_in_process,
-)
+from txl_lightning.job_folder import JobFolder
+from txl_lightning.launcher import CALL, prepare_wandb, run_in_process
 from txl_lightning.multirun import check_search, write_results
 from txl_lightning.registry import CHOICES, load_guests
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
 FULL_ERROR = "HYDRA_FULL_ERROR"
 LISTS = ("callbacks", "experiment", "logger")  # groups that take several choices
+OPTIONAL = (*LISTS, "debug", "hparams_search", "variant")  # groups that may be null
 # A further rank writes nothing: Hydra makes no folder and no log for it.
 OF_FURTHER_RANKS = (
     "hydra.run.dir=.",
@@ -68,9 +64,6 @@ OF_FURTHER_RANKS = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
 )
-
-# `${new_directory:PATH}` in `conf/common.yaml`; cached, so that a run has one directory.
-OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
 
 
 class Refused(SystemExit):
@@ -99,7 +92,8 @@ def schemas() -> dict[str, Any]:
     for corpus, options in OWN_OPTIONS.items():
         nodes[f"data/{corpus}_schema"] = options(seed=II("seed"))
     for (group, name), choice in CHOICES.items():
-        nodes[f"{group}/{name}"] = choice
+        if not (CONF / group / f"{name}.yaml").is_file():
+            nodes[f"{group}/{name}"] = choice
     return nodes
 
 
@@ -114,13 +108,14 @@ def register(*commands: Command) -> None:
     """
     load_guests()
     nodes = schemas()
-    for command in commands or tuple(COMMANDS.values()):
+    for command in commands or COMMANDS.values():
+        name = command.config_name
         nodes[f"{command.name}_schema"] = command.schema
-        nodes[command.config_name] = {"defaults": [f"{command.name}_schema", "_self_", "common"]}
+        if not (CONF / f"{name}.yaml").is_file():
+            nodes[name] = {"defaults": [f"{name}_schema", "_self_", "common"]}
     for path, node in nodes.items():
-        if not (CONF / f"{path}.yaml").is_file():
-            group, _, name = path.rpartition("/")
-            ConfigStore.instance().store(name, node, group or None)
+        group, _, name = path.rpartition("/")
+        ConfigStore.instance().store(name, node, group or None)
 
 
 def compose(*overrides: str) -> Any:
@@ -152,9 +147,8 @@ class RunFolder(Callback):
         with _refusing():
             _refuse_hidden_files(config)
             if config.hydra.output_subdir is not None:
-                # Jobs end within seconds after their multirun was killed.
-                folder = Path(str(config.hydra.run.dir))
-                CALL.locks.enter_context(locked(folder, wait=ERROR_VARIABLE in os.environ))
+                CALL.folder = Path(str(config.hydra.run.dir))
+                CALL.locks.enter_context(locked(CALL.folder))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Lock a multirun's folder, and refuse a search whose jobs would all fail."""
@@ -163,7 +157,7 @@ class RunFolder(Callback):
             check_search(config)
             folder = Path(str(config.hydra.sweep.dir))
             prepare_wandb(folder)
-            CALL.locks.enter_context(locked(folder, wait=False))
+            CALL.locks.enter_context(locked(folder))
             CALL.sweep_dir = folder
 
 
@@ -177,17 +171,15 @@ def _refusing() -> Iterator[None]:
 
 
 def _refuse_hidden_files(config: DictConfig) -> None:
-    """Refuse a user's folder with a file named like one in `conf/`: Hydra would read ours."""
+    """Refuse a user's folder with a file that has the name of one of ours: Hydra would read ours."""
+    names = [path.relative_to(CONF) for path in CONF.rglob("*.yaml")]
     for source in config.hydra.runtime.config_sources:
-        folder = Path(str(source.path))
-        if source.schema != "file" or folder.resolve() == CONF.resolve():
-            continue
-        for ours in sorted(CONF.rglob("*.yaml")):
-            own = folder / ours.relative_to(CONF)
-            if own.is_file():
-                raise UserError(
-                    f"{own}: has the name of a file of txl_lightning, which Hydra reads instead: rename it"
-                )
+        folder = Path(str(source.path)).resolve()
+        if source.schema == "file" and folder != CONF.resolve():
+            for name in names:
+                hidden = "has the name of a file of txl_lightning, which Hydra reads instead"
+                if (folder / name).is_file():
+                    raise UserError(f"{folder / name}: {hidden}: rename it")
 
 
 @dataclass(frozen=True)
@@ -197,41 +189,37 @@ class Task:
     command: Command
 
     def __call__(self, config: DictConfig) -> float | None:
-        """Run the command; in a multirun return the objective's value."""
+        """Run the command; in a multirun return the loss that a search minimizes."""
         settings: Any = HydraConfig.get()
-        directory = Path(settings.runtime.output_dir)
         if settings.mode == RunMode.MULTIRUN:
             try:
                 return run_in_process(self.command, config, settings, self._run)
             except (UserError, OmegaConfBaseException, OSError) as error:
                 raise CompactHydraException(one_line(error)) from None
-        if settings.sweeper.get("params") and ERROR_VARIABLE not in os.environ:
-            notice("hydra.sweeper.params has no effect without -m: this is one run")
         with _refusing():
-            self._run(config, directory)
+            self._run(config, Path(settings.runtime.output_dir))
         return None
 
     def _run(self, config: DictConfig, directory: Path) -> None:
         """Run the command; print its lines and the directory."""
+        text = OmegaConf.to_yaml(config, resolve=True)
         if self.command.directory == "prepared" and is_first_rank():
             directory.mkdir(parents=True, exist_ok=True)
-            write_text(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+            write_text(directory / "config.yaml", text)
         options = typed(config)
-        if self.command.name == "train":
+        if isinstance(options, Config):
             apply_extras(options.extras, options.tags)
             if options.extras.print_config and is_first_rank():
-                print(OmegaConf.to_yaml(config, resolve=True), end="", flush=True)
-        from txl_lightning.distributed.ranks import (
-            keep_freed_memory,
-        )  # imports torch, as all commands do
+                print(text, end="", flush=True)
+        # imports torch, as all commands do
+        from txl_lightning.distributed.ranks import keep_freed_memory
 
         keep_freed_memory()
         lines = self.command.run(options, directory)
         if self.command.directory != "none":
             lines.append(str(directory))
         if is_first_rank():
-            for line in lines:
-                print(line, flush=True)
+            print("\n".join(lines), flush=True)
 
 
 def apply_extras(extras: ExtrasConfig, tags: list[str]) -> None:
@@ -252,10 +240,9 @@ def run_command(command: Command, words: list[str]) -> None:
     Raises:
         SystemExit: after `--help`, on bad input, after a signal, or if jobs in a multirun failed.
     """
-    # A multirun's job hands its line to the launcher, without a traceback.
-    wants_traceback = os.environ.get(FULL_ERROR) == "1" and ERROR_VARIABLE not in os.environ
+    wants_traceback = os.environ.get(FULL_ERROR) == "1"
     os.environ[FULL_ERROR] = "1"  # Hydra then raises its errors, and does not print them
-    CALL.sweep_dir = None
+    CALL.folder = CALL.sweep_dir = None
     CALL.failures.clear()
     arguments = sys.argv
     try:
@@ -265,53 +252,56 @@ def run_command(command: Command, words: list[str]) -> None:
             sys.argv = arguments
             CALL.locks.close()
             show_results()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt as stopped:  # its argument is the signal that `Jobs.run` names
+    except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
         again = ""
         if CALL.sweep_dir is not None and command.resume:
             again = f"; to continue, repeat the command with hydra.sweep.dir={CALL.sweep_dir}"
         print(f"txl {command.name}: interrupted{again}", file=sys.stderr)
-        sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
-    except RuntimeError as error:
-        # Optuna's sweeper raises this instead of the job's error, if the job is the last one in a grid.
-        if "Study.stop" not in str(error):
+        sys.exit(128 + (stopped.args or (signal.SIGINT,))[0])
+    except (Refused, *EXPECTED, RuntimeError) as error:
+        # Optuna's sweeper raises a RuntimeError in place of the error of a grid's last job.
+        if isinstance(error, RuntimeError) and "Study.stop" not in str(error):
             raise
-        if not CALL.failures:
-            fail(command, error.__context__ or error)
-    except (Refused, *EXPECTED) as error:
-        cause = error.error if isinstance(error, Refused) else error
+        cause = getattr(error, "error", error)
         if wants_traceback:
             raise cause from None
         if not CALL.failures:  # else the sweeper repeats the job's error
             fail(command, cause)
-    report_failures(command.name)
+    for line in CALL.failures:
+        print(f"txl {command.name}: {line}", file=sys.stderr)
+    if CALL.failures:
+        sys.exit(f"txl {command.name}: failed jobs: {len(CALL.failures)}")
 
 
 def start(command: Command, words: list[str]) -> None:
     """Call Hydra with a command's words."""
     register(command)
-    refuse_unusable(words)
+    words = usable(words)
     if "--help" in words or "-h" in words:
         help_text = hydra_output(command, words)
         print(explained(help_text, command.schema, schemas()), end="", flush=True)
         return
     if command.shared_by_ranks and not is_first_rank():
         words = [*OF_FURTHER_RANKS, *words]
+    call_hydra(command, words, Task(command))
+
+
+def call_hydra(command: Command, words: list[str], task: Callable[[DictConfig], Any]) -> None:
+    """Let Hydra read the words of a command and call a function with the config."""
     sys.argv = [sys.argv[0], *words]
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(
-        Task(command)
-    )()
+    main = hydra.main(
+        version_base="1.3",
+        config_path=str(CONF),
+        config_name=command.config_name,
+    )
+    main(task)()
 
 
 def hydra_output(command: Command, words: list[str]) -> str:
     """Return what Hydra prints for words that run no task."""
     output = io.StringIO()
-    sys.argv = [sys.argv[0], *words]
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)(
-            print
-        )()
+        call_hydra(command, words, print)
     return output.getvalue()
 
 
@@ -323,29 +313,32 @@ def show_results() -> None:
             print(f"{table.read_text()}{table}", flush=True)
 
 
-def refuse_unusable(words: Sequence[str]) -> None:
-    """Refuse what Hydra silently accepts: added options that nothing reads, two choices for a group in a list.
+def usable(words: Sequence[str]) -> list[str]:
+    """Return words as Hydra takes them: `logger=null` is `logger=none`.
+
+    Hydra would add an option that nothing reads, and merge two choices of a group that are in a list.
 
     Raises:
-        UserError: an override cannot be used.
+        UserError: a word cannot be used.
     """
+    typed_words = []
     for word in words:
         name, _, value = word.partition("=")
-        old_name = name.lstrip("+~")
-        reason = why_refused(old_name)
+        option = name.lstrip("+~")
+        is_group = name != "" and (CONF / name).is_dir()
+        reason = why_refused(option)
+        if name.startswith("+") and not option.startswith("hydra."):
+            reason = f"options cannot be added{nearest_names(option)}"
+        elif is_group and value.startswith("[") and name not in LISTS:
+            reason = f"takes one choice; several need -m (a multirun): {name}={value.strip('[]')}"
+        elif is_group and value in ("", "null"):
+            word = f"~{name}"
+            if name not in OPTIONAL:
+                reason = "takes one choice (--help lists them)"
         if reason is not None:
-            raise UserError(f"{old_name}: {reason}")
-        if word.startswith("+") and not name.lstrip("+").startswith("hydra."):
-            raise UserError(f"{word}: options cannot be added{nearest_names(name.lstrip('+'))}")
-        if not name or not (CONF / name).is_dir():
-            continue
-        if value in ("", "null"):
-            raise UserError(f"{word}: takes one choice (--help lists them)")
-        if value.startswith("[") and name not in LISTS:
-            choices = value.strip("[]")
-            raise UserError(
-                f"{word}: takes one choice; several need -m (a multirun): {name}={choices}"
-            )
+            raise UserError(f"{name}: {reason}")
+        typed_words.append(word)
+    return typed_words
 
 
 def completions(command: Command, words: list[str], line: str) -> str:
@@ -369,41 +362,42 @@ def one_line(error: BaseException) -> str:
         return f"{unknown[1]}: no such option{nearest_names(unknown[1])}"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: must be given ({error.full_key}=…)"
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: a file of the run or the output could not be written"
-    words = str(error).split()
+        return f"{error.filename or 'a file of the run or the output'}: {error.strerror}"
+    text = str(error)
     if isinstance(error, HydraException) and error.__cause__ is not None:
-        words[-1:] = [f"{words[-1]}:", *str(error.__cause__).split()]
-    return " ".join(words) or type(error).__name__
+        text += f": {error.__cause__}"
+    return " ".join(text.split()) or type(error).__name__
 
 
 def nearest_names(option: str) -> str:
-    """Return `, did you mean …?` with names similar to an unknown option."""
-    near: list[str] = []
-    command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
-    if command is not None:
-        variants = [word.partition("=")[2] for word in sys.argv if word.startswith("variant=")]
-        names = list(option_meanings(command.schema, schemas(), *variants[:1]))
-        if option in names:
-            group = option.partition(".")[0]
-            return f" of this choice of {group}"
-        last = option.split(".")[-1]
-        near = [name for name in names if name.split(".")[-1] == last]
-        near = near or difflib.get_close_matches(option, names, n=3, cutoff=0.6)
-    return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
+    """Return `, did you mean …?` with the names of options like one that does not exist."""
+    command = COMMANDS[sys.argv[1]]
+    variant = ""
+    for word in sys.argv:
+        if word.startswith("variant="):
+            variant = word.removeprefix("variant=")
+    names = option_meanings(command.schema, schemas(), variant)
+    if option in names:
+        return " of this choice (--help lists them)"
+    last = option.split(".")[-1]
+    near = [name for name in names if name.endswith(f".{last}")]
+    near = near or difflib.get_close_matches(option, names, n=3)
+    if not near:
+        return " (--help lists them)"
+    return f", did you mean {' or '.join(near)}?"
 
 
 def fail(command: Command, error: BaseException) -> NoReturn:
     """End with one line and status 2; a run that a signal stopped ends with 128 + the signal, as a shell does."""
     line = one_line(error)
-    path = os.environ.get(ERROR_VARIABLE)
-    if path is not None and not isinstance(error, Stopped):
-        with contextlib.suppress(OSError):
-            Path(path).write_text(line)
+    status = 2
+    if isinstance(error, Stopped):
+        status = 128 + error.signum
+    elif CALL.folder is not None:
+        JobFolder(CALL.folder).fail(line)
     name = command.name
     if not is_first_rank():
         name += f", rank {os.environ.get('RANK') or os.environ.get('SLURM_PROCID')}"
     print(f"txl {name}: {line}", file=sys.stderr)
-    sys.exit(128 + error.signum if isinstance(error, Stopped) else 2)
+    sys.exit(status)

@@ -21,14 +21,13 @@ class Command:
 
     Attributes:
         usage: words after `txl`, for the help text. The first one is the command's name.
-        module: has `run(options, directory) -> list[str]`, which returns the lines to print at the end.
+        module: has `run(options, directory) -> list[str]`; the returned lines are printed at the end.
         options: dotted name of the options' dataclass.
         summary: the command's purpose in one line.
         config: file in `conf/` without its suffix; empty for the command's name.
         directory: `prepared`: the application writes `config.yaml` into the run directory; `own`: the command does it,
             after its checks; `none`: the command leaves nothing there.
-        objective: loss that a multirun minimizes (see `multirun.ordering`); None if a job has no objective.
-        resume: override that continues a stopped job; empty if a job starts anew.
+        resume: override that continues a stopped job, whose loss a multirun minimizes; empty if a job starts anew.
         shared_by_ranks: whether the processes that torchrun or SLURM starts run the command together.
     """
 
@@ -38,7 +37,6 @@ class Command:
     summary: str
     config: str = ""
     directory: Literal["prepared", "own", "none"] = "prepared"
-    objective: str | None = None
     resume: str = ""
     shared_by_ranks: bool = False
 
@@ -86,7 +84,6 @@ ROWS = (
         summary="train one model; -m for a multirun (txl train -m memory=on,off)",
         config="config",
         directory="own",
-        objective="val/nll",
         resume="resume=auto",
         shared_by_ranks=True,
     ),

@@ -9,7 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # set by torchrun, Lightning and SLURM
+import psutil
+
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables of torchrun, Lightning and SLURM
 
 
 class UserError(Exception):
@@ -64,35 +66,46 @@ def require(condition: bool, option: str, value: object, allowed: str) -> None:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or its type if it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    lines = str(error).strip().splitlines()
+    if lines:
+        return lines[0]
+    return type(error).__name__
 
 
 def cores() -> int:
     """Return the number of CPU cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @cache
 def memory_of_machine() -> int:
     """Return the memory in bytes that this process may have: the machine's, or its control group's."""
     limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else ""
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(has, int(text)) if text.isdecimal() else has
+    has = psutil.virtual_memory().total
+    if limit.is_file():
+        text = limit.read_text().strip()
+        if text.isdecimal():
+            return min(has, int(text))
+    return has
 
 
 def require_memory(n_bytes: int, option: str, value: object) -> None:
     """Raise `OptionError` if an option asks for more memory than this machine has."""
     has = memory_of_machine()
-    allowed = f"needs at least {n_bytes / 1e9:,.0f} GB of memory, and this machine has {has / 1e9:,.0f} GB"
+    needed = f"needs at least {n_bytes / 1e9:,.0f} GB of memory"
+    allowed = f"{needed}, and this machine has {has / 1e9:,.0f} GB"
     require(n_bytes <= has, option, value, allowed)
 
 
-Rule = tuple[
-    Callable[[Any], bool], str
-]  # maps an option's value to whether it is allowed, and what is allowed in words
+# Whether the value of an option is allowed, and what is, in words.
+Rule = tuple[Callable[[Any], bool], str]
 
-COUNT: Rule = (lambda x: isinstance(x, int) and x >= 1, "must be an integer >= 1")
+COUNT: Rule = (
+    lambda x: isinstance(x, int) and x >= 1,
+    "must be an integer >= 1",
+)
 LENGTH: Rule = (lambda x: x >= 0, "must be an integer >= 0")
 
 # Machine limits: beyond these a command would wait for hours or end in a library's error.
@@ -113,13 +126,19 @@ def one_of(*choices: str) -> Rule:
 
 def at_most(name: str) -> Rule:
     """Return the rule that a value is not beyond what machines can do, by a name in `MOST`."""
-    return lambda x: x <= MOST[name], f"must be at most {MOST[name]:,}"
+    limit = MOST[name]
+    return lambda x: x <= limit, f"must be at most {limit:,}"
 
 
 def check(option: str, value: Any, *rules: Rule) -> None:
     """Raise `OptionError` for a value that a rule does not allow; null is allowed where the type has it."""
-    for allows, allowed in rules if value is not None else ():
-        require(allows(value), option, list(value) if isinstance(value, tuple) else value, allowed)
+    if value is None:
+        return
+    shown = value
+    if isinstance(value, tuple):
+        shown = list(value)
+    for allows, allowed in rules:
+        require(allows(value), option, shown, allowed)
 
 
 def is_first_rank() -> bool:

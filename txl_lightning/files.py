@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from txl_lightning.errors import UserError
 
@@ -26,8 +26,11 @@ LOCK_SECONDS = 10.0  # jobs end within a second or two after their runner was ki
 
 def expand(path: str) -> Path:
     """Expand `~`, and `~/.cache` to the folder XDG_CACHE_HOME if that is set."""
-    caches, name = os.environ.get("XDG_CACHE_HOME", ""), path.removeprefix("~/.cache/")
-    return Path(caches, name) if os.path.isabs(caches) and name != path else Path(path).expanduser()
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    name = path.removeprefix("~/.cache/")
+    if os.path.isabs(caches) and name != path:
+        return Path(caches, name)
+    return Path(path).expanduser()
 
 
 def not_special(path: str | Path) -> Path:
@@ -50,7 +53,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write: writes the contents to the path it is given, a temporary file in the same folder with the same suffix.
 
     Raises:
-        OSError: the disk is full or the folder is not writable; it names `path`, which is unchanged.
+        OSError: the disk is full or the folder is not writable; it names `path` and leaves it unchanged.
     """
     temporary = path.with_name(f"{PART}{uuid.uuid4().hex}-{path.name}")
     try:
@@ -88,20 +91,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def new_directory(path: str) -> str:
-    """Make a folder that did not exist and return its path: `path`, or with `-2`, `-3`, … if another run has it.
-
-    Making a folder is atomic, also for several hosts on one file system, so no two runs get the same one.
-    """
-    path = os.path.normpath(path)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    for name in (path, *(f"{path}-{number}" for number in range(2, 1000))):
-        with suppress(FileExistsError):
-            Path(name).mkdir()
-            return name
-    raise FileExistsError(f"{path}: a thousand runs have begun in this second")
-
-
 @contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Make a folder and hold its lock until the process ends; a file system without locks is used without one.
@@ -116,8 +105,9 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links_out(folder)
     deadline = time.monotonic() + LOCK_SECONDS * wait
-    with open(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "wb") as file:
-        with suppress(OSError):  # from a file system without locks
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with open(os.open(folder / LOCK, flags, 0o666), "wb") as file:
+        with suppress(OSError):  # of a file system without locks
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +131,7 @@ def refuse_links_out(folder: Path) -> None:
         if path.is_symlink() and not path.match(LOG_OF_WANDB):
             target = path.resolve()
             if not target.is_relative_to(root):
-                advice = "a command writes into no folder that links lead out of"
+                advice = "no command writes into a folder whose links lead out of it"
                 raise UserError(
                     f"{folder / path.relative_to(root)}: is a link to {target}: {advice}"
                 )
@@ -151,9 +141,8 @@ def sync_folder(path: Path) -> None:
     """Flush a folder's name list to disk, so that a rename survives a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
-        with suppress(
-            OSError
-        ):  # some network file systems cannot; the files themselves are on disk
+        # Some network file systems cannot; the files themselves are on disk.
+        with suppress(OSError):
             os.fsync(folder)
     finally:
         os.close(folder)
@@ -176,17 +165,9 @@ def write_json(path: Path, value: Any, allow_nan: bool = True, ensure_ascii: boo
 
 
 def file_checksum(path: str | Path) -> str:
-    """Return the hexadecimal SHA-256 of a file."""
-    with Path(path).open("rb") as file:
-        return checksum(file)
-
-
-def checksum(file: BinaryIO, n_bytes: int | None = None) -> str:
-    """Return the hexadecimal SHA-256 of the next `n_bytes` bytes in an open file; None: until its end."""
+    """Return the SHA-256 of a file's contents in hexadecimal."""
     digest = hashlib.sha256()
-    while n_bytes != 0 and (
-        block := file.read(BLOCK_BYTES if n_bytes is None else min(BLOCK_BYTES, n_bytes))
-    ):
-        digest.update(block)
-        n_bytes = None if n_bytes is None else n_bytes - len(block)
+    with Path(path).open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
     return digest.hexdigest()

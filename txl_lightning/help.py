@@ -30,7 +30,7 @@ def meanings(kind: type, prefix: str = "") -> dict[str, str]:
     sentences = {}
     for base in reversed(kind.__mro__):
         for name, text in ENTRY.findall(inspect.getdoc(base) or ""):
-            sentence = " ".join(text.split()).split(". ")[0]
+            sentence, _, _ = " ".join(text.split()).partition(". ")
             sentences[name] = sentence.rstrip(".")
     found = {}
     for field in fields(kind):
@@ -42,8 +42,12 @@ def meanings(kind: type, prefix: str = "") -> dict[str, str]:
     return found
 
 
-def option_meanings(options: type, schemas: Mapping[str, Any], variant: str = "") -> dict[str, str]:
-    """Return a command's option meanings by dotted name.
+def option_meanings(
+    options: type,
+    schemas: Mapping[str, Any],
+    variant: str = "",
+) -> dict[str, str]:
+    """Return the meanings of a command's options by dotted name.
 
     Args:
         options: the command's dataclass.

@@ -16,10 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from txl_lightning.config.schemas import flat, typed
-from txl_lightning.errors import OptionError, UserError
+from txl_lightning.config.schemas import flat
 from txl_lightning.files import LOCK, write_json
 
 RECORD = "job.json"
@@ -71,37 +68,24 @@ class JobFolder:
 
     def write(self, **record: Any) -> None:
         """Write the record."""
+        self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / RECORD, record)
 
     def clear(self) -> None:
-        """Delete everything except the lock, which this process holds."""
+        """Delete everything except the lock that this process holds."""
         for path in self.path.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()
 
-    def begin(self, overrides: list[str], options: Mapping[str, Any]) -> None:
-        """Write the record before the job starts. A job that starts again keeps its overrides.
-
-        Raises:
-            UserError: the folder holds another job, or a run that is no job.
-        """
-        known = self.record
-        problem = None
-        if not known and (self.path / STARTED).exists():
-            problem = "a run that is no job of this multirun"
-        elif known and self.options != options:
-            problem = "another job"
-        if problem is not None:
-            raise UserError(f"{self.path} holds {problem}: choose another hydra.sweep.dir")
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.write(overrides=known.get("overrides", overrides), options=options)
-
     def fail(self, error: str) -> None:
-        """Add the error that ended the job, in one line, to the record."""
-        with suppress(OSError):  # a full disk
-            self.write(**self.record, error=error)
+        """Add the error that ended the job, in one line, to the record, if there is one."""
+        record = self.record
+        if record:
+            record["error"] = error
+            with suppress(OSError):  # a full disk
+                self.write(**record)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -118,18 +102,13 @@ def checksum(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def identity(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job's options as JSON values by dotted name, without `WITHOUT_INFLUENCE`.
-
-    Args:
-        options: nested, or a config from Hydra, whose interpolations are resolved.
-    """
-    plain: Any = options
-    if isinstance(options, DictConfig):
-        names = [str(name) for name in options if name != "hydra"]
-        plain = OmegaConf.to_container(OmegaConf.masked_copy(options, names), resolve=True)
-    values = json.loads(json.dumps(flat(dict(plain))))
-    return {name: value for name, value in values.items() if not _is_in(name, WITHOUT_INFLUENCE)}
+def identity(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the nested options of a job as JSON values by dotted name, without `WITHOUT_INFLUENCE`."""
+    values: dict[str, Any] = json.loads(json.dumps(flat(options)))
+    for name in list(values):
+        if _is_in(name, WITHOUT_INFLUENCE):
+            del values[name]
+    return values
 
 
 def options_of_text(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,8 +131,13 @@ def job_folders(root: Path) -> list[JobFolder]:
     return [JobFolder(path) for path in folders]
 
 
-def choose_folder(root: Path, wanted: Path, options: Mapping[str, Any], taken: set[Path]) -> Path:
-    """Choose a job's folder in a multirun: the one in which it ran before, the wanted one, or the next free one.
+def choose_folder(
+    root: Path,
+    wanted: Path,
+    options: Mapping[str, Any],
+    taken: set[Path],
+) -> Path:
+    """Choose the folder of a job of a multirun: the one in which it ran before, the wanted one, or the next free one.
 
     Args:
         root: the multirun's folder.
@@ -161,42 +145,13 @@ def choose_folder(root: Path, wanted: Path, options: Mapping[str, Any], taken: s
         options: the job's identity.
         taken: folders of other jobs in the same call.
     """
-    for job in (JobFolder(wanted), *job_folders(root)):
+    jobs = job_folders(root)
+    for job in (JobFolder(wanted), *jobs):
         if job.options == options and job.path not in taken:
             return job.path
-    is_free = wanted not in taken and not JobFolder(wanted).record
-    if is_free or wanted.parent != root:  # `begin` refuses a folder named by hydra.sweep.subdir
-        return wanted
+    taken = taken.union(job.path for job in jobs)
     number = 0
-    while (root / str(number)) in taken or (root / str(number)).exists():
+    while wanted in taken or (wanted / STARTED).exists():
+        wanted = root / str(number)
         number += 1
-    return root / str(number)
-
-
-def refuse_another_text(root: Path, config: DictConfig) -> None:
-    """Refuse a job if its text has changed since jobs in the same multirun ended.
-
-    Args:
-        root: the multirun's folder.
-        config: the job's config.
-
-    Raises:
-        UserError: a table would mix losses on two texts.
-    """
-    text = options_of_text(identity(config))
-    before = {}
-    for job in job_folders(root):
-        if options_of_text(job.options) == text and "corpus" in job.result:
-            before[job.path] = job.result["corpus"].get("sha256")
-    if not before:
-        return
-    from txl_lightning.data.corpus import corpus_source  # imports numpy
-
-    try:
-        _, now = corpus_source(typed(config.data))
-    except OptionError:  # a corpus that cannot be read: a job that needs it says so
-        return
-    for path, checksum_before in before.items():
-        if checksum_before != now:
-            other = f"{path} is of another text than data={config.data.name} is now"
-            raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")
+    return wanted

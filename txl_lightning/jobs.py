@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from txl_lightning.errors import UserError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # SLURM sends SIGUSR1
 POLL_SECONDS = 0.1
+GRACE_SECONDS = 60.0  # for jobs to save after a signal
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 LOG = "log.txt"  # output of a job that does not write to the terminal
@@ -33,8 +34,8 @@ class Process:
     Args:
         words: the command.
         variables: environment variables in addition to this process's.
-        log: file to append the output to; None: this process's output.
-        is_leader: whether it leads a new session, or belongs to this process's group.
+        output: open file of its output; None for the output of this process.
+        is_leader: whether it has a session of its own, or belongs to the group of this process.
         last_signal: signal that the kernel sends when this process is gone (Linux).
 
     Attributes:
@@ -47,7 +48,7 @@ class Process:
         self,
         words: Sequence[str],
         variables: Mapping[str, str],
-        log: Path | None = None,
+        output: BinaryIO | None = None,
         is_leader: bool = True,
         last_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
@@ -61,23 +62,15 @@ class Process:
 
         environment = dict(os.environ)
         environment.update(variables)
-        output = None
-        if log is not None:
-            output = log.open("ab")
-        try:
-            self._process = subprocess.Popen(
-                words,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=is_leader,
-                preexec_fn=end_with_parent,
-            )
-        finally:
-            if output is not None:
-                output.close()
-        self.pid = self._process.pid
+        self._process = subprocess.Popen(
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=is_leader,
+            preexec_fn=end_with_parent,
+        )
         self.is_leader = is_leader
         self.started = time.monotonic()
         self.status: int | None = None
@@ -98,7 +91,7 @@ class Process:
             self._process.send_signal(number)
             return
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
         """End it, and wait until it has ended."""
@@ -137,10 +130,10 @@ def start_job(
     """
     where = f"hydra.run.dir={quoted(str(folder.resolve()))}"
     command = [sys.executable, "-m", "txl_lightning.cli", *words, where]
-    log = None
-    if has_log:
-        log = folder / LOG
-    return Process(command, variables, log)
+    if not has_log:
+        return Process(command, variables)
+    with (folder / LOG).open("ab") as log:
+        return Process(command, variables, log)
 
 
 def quoted(text: str) -> str:
@@ -191,8 +184,7 @@ class Jobs:
         waiting: jobs to run; those that run alone come last.
         start: starts a job; an OSError or UserError fails this job alone.
         end: called with each job that ended and its process; returns its error, or None for success.
-        at_once: jobs that run at once.
-        grace_seconds: time for jobs to save after a signal.
+        at_once: number of jobs that run at once.
         show: called after every change and ten times a second.
 
     Attributes:
@@ -207,7 +199,6 @@ class Jobs:
     start: Callable[[Any], Process]
     end: Callable[[Any, Process], str | None]
     at_once: int = 1
-    grace_seconds: float = 60.0
     show: Callable[[], object] = lambda: None
     running: list[tuple[Any, Process]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
@@ -218,8 +209,8 @@ class Jobs:
     def run(self) -> None:
         """Run all jobs and wait for them.
 
-        At the first signal in `STOP_SIGNALS` the running jobs are asked to end and no further job starts. Jobs that
-        still run after `grace_seconds`, or at a second signal, are killed.
+        At the first signal of `STOP_SIGNALS` the running jobs are asked to end and no further job starts. Jobs that
+        still run after `GRACE_SECONDS`, or at a second signal, are killed.
 
         Raises:
             KeyboardInterrupt: after a signal, its argument, once all processes have ended.
@@ -231,21 +222,17 @@ class Jobs:
                 while not self.signals and (self.running or self.waiting):
                     self._start_ready()
                     self._collect()
-                self._stop()
+                for _, process in self.running:
+                    process.interrupt()
+                deadline = time.monotonic() + GRACE_SECONDS
+                while self.running:
+                    if time.monotonic() > deadline or len(self.signals) > 1:
+                        self._kill()
+                    self._collect()
             finally:
                 self._kill()
         if self.signals:
             raise KeyboardInterrupt(self.signals[0])
-
-    def _stop(self) -> None:
-        for _, process in self.running:
-            process.interrupt()
-        deadline = time.monotonic() + self.grace_seconds
-        while self.running and time.monotonic() < deadline and len(self.signals) < 2:
-            self._collect()
-        self._kill()
-        while self.running:
-            self._collect()
 
     def _kill(self) -> None:
         for _, process in self.running:
@@ -253,20 +240,21 @@ class Jobs:
 
     def _start_ready(self) -> None:
         for job in list(self.waiting):
-            if any(need in self.failed for need in job.needs):
-                self.waiting.remove(job)
-                self.failed[job.name] = f"{job.name} was not run: it needs {', '.join(job.needs)}"
-                continue
             n_running = len(self.running)
             is_alone = any(running.alone for running, _ in self.running)
             if is_alone or n_running == self.at_once or (job.alone and n_running):
                 return
-            if all(need in self.done for need in job.needs):
-                self.waiting.remove(job)
-                try:
-                    self.running.append((job, self.start(job)))
-                except (OSError, UserError) as error:  # the other jobs can still run
-                    self.failed[job.name] = str(error)
+            if not self.done.union(self.failed).issuperset(job.needs):
+                continue
+            self.waiting.remove(job)
+            if not self.done.issuperset(job.needs):
+                needs = ", ".join(job.needs)
+                self.failed[job.name] = f"{job.name} was not run: it needs {needs}"
+                continue
+            try:
+                self.running.append((job, self.start(job)))
+            except (OSError, UserError) as error:  # the other jobs can still run
+                self.failed[job.name] = str(error)
 
     def _collect(self) -> None:
         """Take ended jobs out of `running`; wait a moment if some still run."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,28 +21,25 @@ from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrid
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.commands import Command
-from txl_lightning.errors import (
-    COUNT,
-    OptionError,
-    UserError,
-    at_most,
-    check,
-    cores,
-    is_first_rank,
-    notice,
+from txl_lightning.config.schemas import typed
+from txl_lightning.errors import COUNT, UserError, at_most, check, cores, is_first_rank, notice
+from txl_lightning.files import locked, write_json
+from txl_lightning.job_folder import (
+    JobFolder,
+    choose_folder,
+    identity,
+    job_folders,
+    options_of_text,
+    read_json,
 )
-from txl_lightning.files import locked
-from txl_lightning.job_folder import JobFolder, choose_folder, identity, refuse_another_text
-from txl_lightning.jobs import LOG, Jobs, Process, is_stopped, problem, start_job
-from txl_lightning.multirun import NO_ORDER, comparable_loss, shared_precision, write_results
+from txl_lightning.jobs import LOG, Jobs, Process, problem, start_job
+from txl_lightning.multirun import NO_ORDER, comparable_loss, write_results
 
 log = logging.getLogger(__name__)
-ERROR_VARIABLE = "TXL_ERROR_FILE"  # names the file into which a job writes its error
-ERROR_NAME = "error.txt"
-MAX_GROUP_LENGTH = 128  # set by W&B
+PRECISION_FILE = "precision.json"
+MAX_GROUP_LENGTH = 128  # of W&B
 
 
 @dataclass
@@ -51,11 +47,13 @@ class Call:
     """The `txl` call in this process: Hydra makes callbacks and launchers from a config, and they share this.
 
     Attributes:
-        sweep_dir: the multirun's folder; None for a single run.
-        locks: folder locks, held until the command ends.
+        folder: folder of a single run.
+        sweep_dir: folder of the multirun; None for a single run.
+        locks: locks of folders, held until the command ends.
         failures: a line for each job that failed.
     """
 
+    folder: Path | None = None
     sweep_dir: Path | None = None
     locks: ExitStack = field(default_factory=ExitStack)
     failures: list[str] = field(default_factory=list)
@@ -111,8 +109,8 @@ class ProcessLauncher(Launcher):
         """Run one batch from the sweeper and wait for all its jobs.
 
         Raises:
-            KeyboardInterrupt: a signal ended the multirun and all its jobs.
-            UserError: the folder holds other jobs.
+            KeyboardInterrupt: a signal ended the multirun and all of its jobs.
+            UserError: the folder holds jobs of another text.
         """
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         jobs: list[MultirunJob] = []
@@ -138,78 +136,55 @@ class ProcessLauncher(Launcher):
             config.hydra.job.id = config.hydra.job.num = number
         HydraConfig.instance().set_config(config)  # hydra.sweep.subdir may refer to it
         folder = JobFolder(self.root / str(config.hydra.sweep.subdir))
-        own = list(filter_overrides(overrides))
-        words = self._words(number, overrides)
-        if self.command.resume:
-            words.append(self.command.resume)
-            try:
-                options = identity_in(self.root, config)
-                words.append(f"trainer.precision={config.trainer.precision}")
-            except (OmegaConfBaseException, OptionError):  # the job itself says which option
-                options = {"overrides": own}
-            folder = JobFolder(choose_folder(self.root, folder.path, options, taken))
-            folder.begin(own, options)
-        folder.path.mkdir(parents=True, exist_ok=True)
-        return MultirunJob(str(number), own, words, folder)
-
-    def _words(self, number: int, overrides: list[str]) -> list[str]:
-        """Return a job's command line: flags, Hydra's overrides, and the job's."""
         words = [self.command.name]
         for source in self.config.hydra.runtime.config_sources:
             if source.provider == "command-line":
                 words += ["--config-dir", str(source.path)]
-        words += list(self.config.hydra.overrides.hydra)
-        words += overrides
+        words += [*self.config.hydra.overrides.hydra, *overrides]
         words += ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.job.id={number}"]
-        return words
+        own = list(filter_overrides(overrides))
+        if self.command.resume:
+            folder = folder_of_job(self.root, folder.path, config, own, taken)
+            words += [self.command.resume, f"trainer.precision={config.trainer.precision}"]
+        folder.path.mkdir(parents=True, exist_ok=True)
+        return MultirunJob(str(number), own, words, folder)
 
     def _start(self, job: MultirunJob) -> Process:
         folder = job.folder.path
-        (folder / ERROR_NAME).unlink(missing_ok=True)
-        log.info(f"#{job.name} starts: {' '.join(job.overrides)} ({folder})")
-        has_log = self.max_parallel > 1
-        return start_job(job.words, folder, self._variables(folder), has_log)
-
-    def _variables(self, folder: Path) -> dict[str, str]:
-        """Return a job's environment variables."""
-        variables = {ERROR_VARIABLE: str(folder / ERROR_NAME)}
+        overrides = " ".join(job.overrides)
+        log.info(f"#{job.name} starts: {overrides} ({folder})")
+        with locked(folder, wait=True):  # the job of a killed multirun ends within seconds
+            variables = {"HYDRA_FULL_ERROR": "0"}  # this process has set it to 1
         if self.max_parallel > 1:
             available = int(os.environ.get("OMP_NUM_THREADS") or cores())
-            n_threads = str(max(1, available // self.max_parallel))
-            variables.update(OMP_NUM_THREADS=n_threads, MKL_NUM_THREADS=n_threads)
-        return variables
+            variables["OMP_NUM_THREADS"] = str(max(1, available // self.max_parallel))
+        return start_job(job.words, folder, variables, has_log=self.max_parallel > 1)
 
     def _end(self, job: MultirunJob, process: Process) -> str | None:
         """Record how a job ended and write the table; return the error if it failed."""
         error = None
         if process.status:
-            error = self._error(job, process.status)
-            if self.command.resume and not is_stopped(process.status):
-                job.folder.fail(error)
+            error = job.folder.record.get("error")
+            if error is None:
+                error = problem(process.status)
+                if self.max_parallel > 1:
+                    error += f": see {job.folder.path / LOG}"
         write_results(self.root)
-        log.info(f"#{job.name} {'failed' if error else 'ended'} after {process.seconds:.0f} s")
+        log.info(f"#{job.name} ended after {process.seconds:.0f} s")
         return error
-
-    def _error(self, job: MultirunJob, status: int) -> str:
-        """Return a job's error in one line: the line it printed, or how its process ended."""
-        own = job.folder.path / ERROR_NAME
-        if own.is_file():
-            return own.read_text(errors="replace").strip()
-        if self.max_parallel > 1:
-            return f"{problem(status)}: see {job.folder.path / LOG}"
-        return problem(status)
 
     def _return(self, job: MultirunJob, error: str | None) -> JobReturn:
         """Return what a sweeper reads: a job's loss, or its error."""
         value: Any = None
-        if error is None and self.command.objective is not None:
+        if error is None and self.command.resume:
             try:
                 value = loss_of_job(self.root, job.folder, self.config.hydra.sweeper)
             except UserError as incomparable:
                 error = str(incomparable)
         status = JobStatus.COMPLETED
         if error is not None:
-            CALL.failures.append(f"job {job.name} ({' '.join(job.overrides)}): {error}")
+            overrides = " ".join(job.overrides)
+            CALL.failures.append(f"job {job.name} ({overrides}): {error}")
             status = JobStatus.FAILED
             value = UserError(error)
         return JobReturn(overrides=job.overrides, status=status, _return_value=value)
@@ -229,26 +204,83 @@ def loss_of_job(root: Path, folder: JobFolder, sweeper: DictConfig) -> float | N
     raise UserError(NO_ORDER)
 
 
-def identity_in(root: Path, config: DictConfig) -> dict[str, Any]:
-    """Return a training's identity in a multirun's folder; `trainer.precision=auto` becomes the shared choice.
+def folder_of_job(
+    root: Path, wanted: Path, config: DictConfig, overrides: list[str], taken: set[Path]
+) -> JobFolder:
+    """Choose the folder of a training in a multirun and record the job in it.
+
+    Replaces `trainer.precision=auto` in the config by the choice that all jobs share.
 
     Raises:
-        UserError: the folder holds jobs on another text.
+        UserError: the folder of the multirun holds jobs of another text.
     """
-    precision = shared_precision(root, config)
-    if precision is not None:
-        config.trainer.precision = precision
-    refuse_another_text(root, config)
-    return identity(config)
+    task = without_hydra(config)
+    precision = shared_precision(root, task)
+    config.trainer.precision = task.trainer.precision = precision
+    options = identity(OmegaConf.to_container(task, resolve=True))  # type: ignore[arg-type]
+    refuse_another_text(root, task, options)
+    folder = JobFolder(choose_folder(root, wanted, options, taken))
+    if is_first_rank():  # SLURM starts the task for each rank of a job
+        overrides = folder.record.get("overrides", overrides)
+        folder.write(overrides=overrides, options=options)
+    return folder
 
 
-def report_failures(command: str) -> None:
-    """Print one line for each failed job and a summary; end with status 1 if there is one."""
-    if not CALL.failures:
-        return
-    for line in CALL.failures:
-        print(f"txl {command}: {line}", file=sys.stderr)
-    sys.exit(f"txl {command}: failed jobs: {len(CALL.failures)}")
+def without_hydra(config: DictConfig) -> DictConfig:
+    """Return a copy of a job's config without Hydra's settings."""
+    task = config.copy()
+    with open_dict(task):
+        task.pop("hydra", None)
+    return task
+
+
+def shared_precision(root: Path, config: DictConfig) -> str:
+    """Return the precision of a job; for `trainer.precision=auto` one choice for all jobs.
+
+    The choice is measured and might change, so the first one is kept in `precision.json`.
+
+    Args:
+        root: folder of the multirun.
+        config: of a job.
+    """
+    if config.trainer.precision != "auto":
+        return str(config.trainer.precision)
+    known = read_json(root / PRECISION_FILE)
+    if not known:
+        from txl_lightning.evaluation.hardware import (  # imports torch
+            resolve_accelerator,
+            resolve_precision,
+        )
+
+        resolved = resolve_precision(resolve_accelerator(typed(config)))
+        known = {"trainer.precision": resolved.trainer.precision}
+        root.mkdir(parents=True, exist_ok=True)
+        write_json(root / PRECISION_FILE, known)
+    return str(known["trainer.precision"])
+
+
+def refuse_another_text(root: Path, config: DictConfig, options: dict[str, Any]) -> None:
+    """Refuse a job whose text has changed since jobs ended in the folder of its multirun.
+
+    Args:
+        root: folder of the multirun.
+        config: config of the job.
+        options: its identity.
+
+    Raises:
+        UserError: a table would have losses of two texts, or the text cannot be read.
+    """
+    for job in job_folders(root):
+        corpus = job.result.get("corpus")
+        if corpus is None or options_of_text(job.options) != options_of_text(options):
+            continue
+        from txl_lightning.data.corpus import corpus_source  # imports numpy
+
+        _, now = corpus_source(typed(config.data))
+        if corpus["sha256"] != now:
+            other = f"{job.path} is of another text than data={config.data.name} is now"
+            raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")
+        return  # the other jobs were compared with this one
 
 
 def run_in_process(
@@ -270,12 +302,10 @@ def run_in_process(
         run(config, wanted)
         return None
     root = Path(str(settings.sweep.dir))
-    options = identity_in(root, config)
-    folder = JobFolder(choose_folder(root, wanted, options, set()))
+    folder = folder_of_job(root, wanted, config, list(settings.overrides.task), set())
     with ExitStack() as lock:
-        if is_first_rank():  # SLURM starts this once per rank in a job
+        if is_first_rank():
             lock.enter_context(locked(folder.path, wait=True))
-            folder.begin(list(settings.overrides.task), options)
         if not folder.result:
             option, _, value = command.resume.partition("=")
             OmegaConf.update(config, option, value)

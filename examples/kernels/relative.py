@@ -1,36 +1,36 @@
 # mypy: allow-untyped-defs
-"""Attention with the scores of Transformer-XL in one Triton kernel, forward and backward: no score is ever stored.
+"""Attention with Transformer-XL's scores in one Triton kernel, forward and backward: no score is ever stored.
 
     A_ij = ((a·q_i + u)·k_j + (b·q_i + v)·r_{i-j} + bias_{i-j}) / sqrt(E)        Y_i = Σ_j softmax_j(A_i) value_j
 
-a and b are 1 or 0 (terms (a) and (b)); u, v, r and the bias may be missing. Key j stands before query i, or is its own:
-the last of the K = M + T keys are those of the queries, so the distance is M + i - j. A mask may hide more keys:
-memory that was not written, a window (`same_length`), other documents. Shapes, by the letters H heads, B streams, T
-queries, K keys, S = K + 1 distances, E numbers of a head:
+a and b are 1 or 0 (terms (a) and (b)); u, v, r and the bias may be missing. Key j stands before query i, or belongs to
+the same token: the last among the K = M + T keys belong to the queries, so the distance is M + i - j. A mask may hide
+more keys: memory that was not written, a window (`same_length`), other documents. Shapes, by the letters H heads, B
+streams, T queries, K keys, S = K + 1 distances, E numbers per head:
 
     q_HBTE   k_HBKE, values_HBKE   r_HSE, bias_HS (distances K, …, 0)   u_HE, v_HE   mask_TK or mask_BTK (0 or -inf)
 
-**By distance to by key.** A tile of n queries (rows x, from i0) and n keys (columns y, from j0) needs 2n - 1 distances:
-those of r's rows T + j0 - i0 - n, … The products of position and r come as tiles by distance, n columns each, of which
-a tile by key needs two neighbours: key y of row x is column y - x of the later one, or, where that is negative, column
-y - x + n of the earlier one. Both are (y - x) mod n. So the two are merged first, by one comparison, and then every row
-is turned by its own number:
+**By distance to by key.** A tile with n queries (rows x, from i0) and n keys (columns y, from j0) needs 2n - 1
+distances: r's rows T + j0 - i0 - n, … The products of position and r come as tiles by distance, n columns each. A tile
+by key needs two neighbours: key y in row x is column y - x in the later one, or, where that is negative, column y - x +
+n in the earlier one. Both are (y - x) mod n. So the two are merged first, by one comparison, and then every row is
+turned by its number:
 
     by_key[x, y] = merged[x, (y - x) mod n]        merged[x, c] = later[x, c] where x + c < n, else earlier[x, c]
 
-The backward pass turns the other way. Of the three known ways to do this inside a kernel, a reshape needs tiles whose
-width is no power of two, which Triton has not; a buffer in global memory costs a round trip through L2 and a barrier;
-`tl.gather` (Triton 3.2 and later) turns the rows within a warp, so it is the one here. A loop over keys keeps the later
-tile, which is the earlier one of the next keys: the products cost T·K·E, not twice that.
+The backward pass turns the other way. There are three known ways to do this inside a kernel. A reshape needs tiles
+whose width is no power of two, and Triton has none; a buffer in global memory costs a round trip through L2 and a
+barrier; `tl.gather` (Triton 3.2 and later) turns the rows within a warp, so it is used here. A loop over keys keeps the
+later tile, because it is the next keys' earlier one: the products cost T·K·E, not twice that.
 
-**Softmax** is online (Milakov and Gimelshein 2018; Dao et al. 2022). It keeps of each row the logarithm of its sum, in
-base 2, from which the backward pass computes the weights again, in three passes without atomics, so each run gives
-the same bits: over queries (q, u, v), over keys (k, values), over distances (r, bias).
+**Softmax** is online (Milakov and Gimelshein 2018; Dao et al. 2022). For each row it keeps the logarithm of its sum, in
+base 2. The backward pass computes the weights from it again, in three passes without atomics, so each run gives the
+same bits: over queries (q, u, v), over keys (k, values), over distances (r, bias).
 
-**Dropout** of the weights is a function of a seed and of (h, b, i, j), by the Philox generator; the seed is on the
-device, so that a CUDA graph draws a new one in each replay.
+**Dropout** on the weights is a function of a seed and (h, b, i, j), by the Philox generator; the seed is on the device,
+so a CUDA graph draws a new one in each replay.
 
-Products take the type of the inputs and sum in float32; scores, softmax and sums are in float32.
+Products have the inputs' type and sum in float32; scores, softmax and sums are in float32.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _numbers(x, first, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def _write_sum(x, tile, E: tl.constexpr, WIDTH: tl.constexpr):
-    """Store the sum of the rows of a tile."""
+    """Store the sum over a tile's rows."""
     columns = tl.arange(0, WIDTH)
     tl.store(x + columns, tl.sum(tile, 0), mask=columns < E)
 
@@ -128,7 +128,7 @@ def _queries(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return a tile of the queries of content, q_i + u, and of position, q_i + v."""
+    """Return a tile of content queries, q_i + u, and of position queries, q_i + v."""
     query = _rows(q, i0, T, q_t, E, WIDTH, BLOCK)
     content = _with_vector(query, u, h, READ_A, E, WIDTH)
     position = _with_vector(query, v, h, READ_B, E, WIDTH)
@@ -148,7 +148,7 @@ def _by_distance(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return terms (b) and (d) of a tile of queries, for the BLOCK distances from row `first` of r on."""
+    """Return terms (b) and (d) for a tile of queries, at the BLOCK distances from r's row `first` on."""
     scores = tl.zeros((BLOCK, BLOCK), tl.float32)
     if r is not None:
         distances = _rows(r + h * S * E, first, S, E, E, WIDTH, BLOCK)
@@ -169,7 +169,7 @@ def _turned(tile, BACK: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _is_later(BLOCK: tl.constexpr):
-    """Return where a turned-back tile, by distance, belongs to the later rows of r."""
+    """Return where a turned-back tile, by distance, belongs to r's later rows."""
     x = _down(0, BLOCK)
     y = _across(0, BLOCK)
     return x + y < BLOCK
@@ -187,7 +187,7 @@ def _sees(i, j, T, K, mask, of_stream):
 
 @triton.jit
 def _first_key(first, b, i0, T, K, BLOCK: tl.constexpr):
-    """Return the tile of keys where a tile of queries begins to see."""
+    """Return the key tile where a query tile begins to see."""
     begin = 0
     if first is not None:
         places = i0 + tl.arange(0, BLOCK)
@@ -204,7 +204,7 @@ def _kept(seed, hb, i, j, K, p):
 
 @triton.jit
 def _tile_of_matrix(B, BLOCK: tl.constexpr):
-    """Return where the tile of this program begins, the number of its matrix, its head and its stream."""
+    """Return where this program's tile begins, its matrix number, its head and its stream."""
     begin = tl.program_id(0) * BLOCK
     hb = tl.program_id(1).to(tl.int64)
     return begin, hb, hb // B, hb % B
@@ -226,7 +226,7 @@ def _scores(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the scores of a tile by key, and its later tile by distance: the earlier one of the next keys."""
+    """Return a tile's scores by key, and its later tile by distance: the next keys' earlier one."""
     scores = _product(content, tl.trans(key), PRECISION)
     if r is not None or bias is not None:
         later = _by_distance(position, r, bias, h, nearest, S, PRECISION, E, WIDTH, BLOCK)
@@ -270,7 +270,7 @@ def _forward(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Heads [B, T, H, E] and `log_sums` [H, B, T] of a tile of queries of one matrix (h, b)."""
+    """Heads [B, T, H, E] and `log_sums` [H, B, T] for a query tile in one matrix (h, b)."""
     i0, hb, h, b = _tile_of_matrix(B, BLOCK)
     S = K + 1
     of_keys = h * k_h + b * k_b
@@ -342,7 +342,7 @@ def _gradient_of_scores(
     scale,
     p,
 ):
-    """Return the weights behind dropout and the gradient of the scores.
+    """Return the weights behind dropout and the scores' gradient.
 
         P = exp(A/sqrt(E)) / Σ        dA = P ∘ (Z ∘ (dY · valueᵀ) - delta)        delta_i = Σ_e dY_ie Y_ie
 
@@ -362,7 +362,7 @@ def _gradient_of_scores(
 
 @triton.jit
 def _by_later_distances(gradient, waiting, BLOCK: tl.constexpr):
-    """Return the finished gradient of the earlier distances, and what waits for the next tile of keys.
+    """Return the earlier distances' finished gradient, and what waits for the next key tile.
 
     What a tile by key gives to its later distances waits for what the next tile gives to the same distances.
     """
@@ -411,11 +411,12 @@ def _backward_of_queries(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradient of a tile of queries, its part of those of u and v, and `deltas`."""
+    """Gradient for a query tile, its part of u's and v's gradients, and `deltas`."""
     i0, hb, h, b = _tile_of_matrix(B, BLOCK)
     S = K + 1
-    k += h * k_h + b * k_b
-    values += h * k_h + b * k_b
+    of_keys = h * k_h + b * k_b
+    k += of_keys
+    values += of_keys
     queries = q + h * q_h + b * q_b
     content, position = _queries(queries, u, v, h, i0, T, q_t, READ_A, READ_B, E, WIDTH, BLOCK)
     of_heads = (b * T * H + h) * E
@@ -515,7 +516,7 @@ def _backward_of_keys(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradients of a tile of keys and of their values: [H, B, K, E]."""
+    """Gradients for a tile of keys and their values: [H, B, K, E]."""
     j0, hb, h, b = _tile_of_matrix(B, BLOCK)
     S = K + 1
     q += h * q_h + b * q_b
@@ -574,7 +575,7 @@ def _with_two_tiles(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the products with keys, or values, from j0 on where column ≥ row, else with those of the next tile."""
+    """Return the products with keys, or values, from j0 on where column ≥ row, else with the next tile's."""
     near = _rows(y, j0, K, k_t, E, WIDTH, BLOCK)
     next_tile = _rows(y, j0 + BLOCK, K, k_t, E, WIDTH, BLOCK)
     with_near = _product(x, tl.trans(near), PRECISION)
@@ -620,10 +621,10 @@ def _backward_of_distances(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradients of a tile of r's rows and of the biases, of every n-th stream: [n, H, S, E] and [n, H, S].
+    """Gradients for a tile of r's rows and biases, from every n-th stream: [n, H, S, E] and [n, H, S].
 
-    The tile of scores has the distances of the rows alone, turned: key y of row x is of the keys from j0 on where
-    y ≥ x, else of the next ones.
+    The score tile has only the rows' distances, turned: key y in row x belongs to the keys from j0 on where y ≥ x, else
+    to the next ones.
     """
     shift = (tl.program_id(0) - tl.cdiv(T, BLOCK)) * BLOCK
     h = tl.program_id(1).to(tl.int64)
@@ -672,7 +673,7 @@ def _backward_of_distances(
 
 
 def tile_of(dtype: torch.dtype, E: int, is_hopper: bool) -> int:
-    """Return n, the queries and keys of a tile: as many as the compiler finds registers for."""
+    """Return n, queries and keys per tile: as many as the compiler finds registers for."""
     if dtype.itemsize > 2 or E > 64:
         return 16
     if is_hopper:
@@ -724,7 +725,7 @@ def _empty_heads(q: Tensor) -> Tensor:
 
 
 def _attended(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """Return the heads, and the logarithms of the sums, from what GIVEN names, p and the terms."""
+    """Return the heads, and the sums' logarithms, from what GIVEN names, p and the terms."""
     *tensors, seed, p, terms = inputs
     q, k = tensors[:2]
     mask = tensors[-1]
@@ -740,14 +741,14 @@ def _attended(*inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def _parts(x: Tensor | None, *shape: int) -> Tensor | None:
-    """Return a place for the parts of a gradient, in float32; None without the tensor."""
+    """Return a place for a gradient's parts, in float32; None without the tensor."""
     if x is None:
         return None
     return x.new_empty(shape, dtype=torch.float32)
 
 
 def _sum_of_parts(x: Tensor | None, parts: Tensor | None, axis: int, q: Tensor) -> Tensor:
-    """Return the gradient of a tensor from its parts; empty where there is none."""
+    """Return a tensor's gradient from its parts; empty where there is none."""
     if x is None or parts is None:
         return q.new_empty(0)
     return parts.sum(axis, dtype=x.dtype)
@@ -756,7 +757,7 @@ def _sum_of_parts(x: Tensor | None, parts: Tensor | None, axis: int, q: Tensor) 
 def _gradients_of_distances(
     tensors: list[Any], kept: tuple[Any, ...], numbers: tuple[Any, ...], fixed: dict[str, Any]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the parts of the gradients of r and of the biases."""
+    """Return the parts of r's and the biases' gradients."""
     q, k, _, r, _, _, bias, _ = tensors
     H, B, T, E = q.shape
     K = k.shape[2]
@@ -771,7 +772,7 @@ def _gradients_of_distances(
 
 
 def _gradients(*inputs: Any) -> list[Tensor]:
-    """Return the gradients of q, k, values, r, u, v and bias from `output`, that of the heads; empty for none."""
+    """Return the gradients for q, k, values, r, u, v and bias from `output`, the heads' gradient; empty for none."""
     *tensors, seed, p, terms, heads, log_sums, output, of_distances = inputs
     q, k, values, r, u, v, bias, mask = tensors
     H, B, T, E = q.shape
@@ -812,7 +813,7 @@ def _gradients(*inputs: Any) -> list[Tensor]:
     ]
 
 
-# Operations of torch, so that torch.compile takes them as they are.
+# Torch operations, so torch.compile takes them as they are.
 GIVEN = "Tensor q, Tensor k, Tensor values, Tensor? r, Tensor? u, Tensor? v, Tensor? bias, Tensor? mask, Tensor? seed"
 KEPT = "Tensor heads, Tensor log_sums, Tensor output, bool of_distances"
 _attention = torch.library.custom_op(
@@ -884,15 +885,15 @@ def attend(
     Args:
         q_HBTE: queries.
         k_HBKE: keys.
-        r_HSE: vectors of the distances K, …, 0; None for none.
+        r_HSE: vectors for the distances K, …, 0; None for none.
         u_HE: content bias, term (c).
         v_HE: position bias, term (d).
-        values_HBKE: values; their type is that of all products and of the result.
+        values_HBKE: values; all products and the result have their type.
         visible: `mask_TK` is 0 where a query may attend to a key and -inf elsewhere, [T, K] or [B, T, K]; with
             `sees_memory` it is the causal mask, and is not read.
-        dropout: that of the weights; only its `p` and `training` are read.
-        bias_HS: biases of the distances, in place of v·r; None for none.
-        terms: letters of the terms, of which a and b are read.
+        dropout: dropout for the weights; only its `p` and `training` are read.
+        bias_HS: biases by distance, instead of v·r; None for none.
+        terms: the terms' letters; only a and b are read.
 
     Raises:
         ValueError: queries may see later keys.

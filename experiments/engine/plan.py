@@ -143,7 +143,7 @@ class Plan:
         return f"{job.name} {problem(status)}: {lines[-1]} ({log})"
 
     def _write_record(self, job: Job, seconds: float, done: bool) -> None:
-        """Write `job.json`; `seconds` are added to those of the interrupted runs before."""
+        """Write `job.json`; `seconds` are added to the interrupted runs' seconds."""
         self.folder(job).write(
             options=self.identities[job.name],
             done=done,

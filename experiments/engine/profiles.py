@@ -30,7 +30,8 @@ class Profile:
         seeds_of: seeds of single arms by `Arm.key`, in place of `seeds`; without a seed the arm is left out.
         recipes: overrides of the trainings of a family of arms (`Arm.family`), such as a learning rate. Those of lstm
             and qrnn have the sizes that give as many parameters as the Transformer-XL of Table 8's group 1.
-        longer_segment: segments of Table 10 without recurrence, in tokens; None for as long as memory allows.
+        longer_segment: segments of Table 10 without recurrence, in tokens: the paper's, or the longest multiple of 8
+            for which autograd saves no more for the backward pass of one segment than with recurrence.
         train: overrides of every training.
         verdicts: whether the report judges the paper's claims.
     """
@@ -48,9 +49,9 @@ class Profile:
     attention: Sequence[str]
     tokens_per_second: float
     seconds: dict[str, float]
+    longer_segment: int
     seeds_of: dict[str, Sequence[int]] = field(default_factory=dict)
     recipes: dict[str, Sequence[str]] = field(default_factory=dict)
-    longer_segment: int | None = None
     train: Sequence[str] = ()
     verdicts: bool = True
 

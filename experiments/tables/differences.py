@@ -63,7 +63,7 @@ class Comparisons:
     def losses(
         self, key: str, better: Arm, worse: Arm, at: At, paper: float | None = None
     ) -> Difference:
-        """Return how much lower the test loss of one arm is than that of another."""
+        """Return how much lower the test loss of one arm is than another's."""
         lengths = INIT if at == "init" else "best lengths"
         empty = Difference(
             key, f"{_versus(worse, better)}, {lengths}", self.outcomes.unit, paper=paper
@@ -170,7 +170,7 @@ def course_of(
 ) -> tuple[list[int], dict[str, list[float]]]:
     """Return tokens of training and, by seed, the effect in percent there, at the validations of both sides.
 
-    Sides whose steps differ in tokens are compared at the points of the second, between those of the first.
+    Sides whose steps differ in tokens are compared at the second's points, between the first's.
     """
     better_losses = {str(run.seed): run.validations() for run in better_runs}
     tokens = sorted(set.intersection(*(set(losses) for losses in better_losses.values())))

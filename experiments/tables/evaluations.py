@@ -18,7 +18,7 @@ WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorte
 WINDOWS = "windows of that length, of which every scored token sees at least three quarters"
 INIT = "training’s lengths"  # of attention, in the heads of columns
 BEST = "best length"
-ENDING = "-lengths"  # of the name of an evaluation, after that of its run
+ENDING = "-lengths"  # ends an evaluation's name, after its run's
 At = Literal["init", "best", "longer"]
 """Attention length of a test loss: training's, the one with the best validation loss, or the longer of both."""
 

@@ -41,7 +41,7 @@ class Shape:
     """Shape of one term's rows of attention, rescaled to sum to 1, by head.
 
     Attributes:
-        flatness: entropy -Σ p ln p divided by that of the uniform distribution.
+        flatness: entropy -Σ p ln p divided by the uniform distribution's.
         distance: mean distance Σ j p_j in tokens; column j is j tokens back.
         unlike: distance ½ Σ |p_j - q_j| to the row of all terms.
     """

@@ -93,7 +93,7 @@ def over_blocks(values_SB: Array, weights_B: Array, seeds: Spread) -> Interval:
         effect ± t · √(V_seeds / S + V_blocks)
         V_blocks = Σ_b w_b² (value_b - effect)² / (Σ_b w_b)² · B / (B - 1)
 
-    t is Student's quantile for the degrees of freedom of the sum (Satterthwaite): those of the seeds' variance, and
+    t is Student's quantile for the degrees of freedom of the sum (Satterthwaite): from the seeds' variance, and
     B - 1. Without a repeated seed or a second block chance cannot be told.
 
     Args:

@@ -3,8 +3,7 @@
 Paper: at equal GPU memory, perplexity 26.77 with recurrence and a backpropagation length of 128 against 27.98 without
 recurrence and 176 (half loss: 28.33 against 28.83 with 172).
 Runs: without recurrence, both losses, on the longest segments that take no more memory of training than recurrence
-(`longest_segment`; the paper's 176 in the larger profiles), with as many training tokens. Those with recurrence are
-Table 6's.
+(the paper's 176 in the larger profiles), with as many training tokens. Those with recurrence are Table 6's.
 Writes: the table, with the columns of Table 6 and the length of segments, and the difference.
 """
 
@@ -50,13 +49,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     in_paper = percent_of_loss(ROWS[LONGER].ppl_best, ROWS[ON].ppl_best)
     key = "recurrence_beats_longer_segments/full"
     comparisons = Comparisons(evaluated, outcomes)
-    longest = "of the paper's length"
-    if setup.profile.longer_segment is None:
-        longest = (
-            "the longest, of a multiple of 8 tokens, for which autograd saves no more than with "
-            "recurrence for the backward pass of one segment: all tensors but the weights, in "
-            "float32"
-        )
     rows = {}
     for arm, of_arm in runs.items():
         cells = loss_cells(arm, evaluated, outcomes.unit)
@@ -75,7 +67,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         id="table_10",
         title=TITLE,
         here=(
-            f"With recurrence the memory has {mem_len} tokens. Segments without are {longest}. "
+            f"With recurrence the memory has {mem_len} tokens. Segments without have "
+            f"{setup.profile.longer_segment}, as many as take no more memory with the profile's sizes. "
             "They read as many tokens in fewer steps."
         ),
         tables=[Table("table_10", TITLE, columns, rows)],

@@ -169,7 +169,7 @@ def length_of(model: Mapping[int, dict[str, Any]], r: str, kind: str) -> Length:
 
 
 def differences(models: Models, planned: Sequence[Name], kind: str) -> list[Difference]:
-    """Return how much longer the RECL of Transformer-XL is at r = 0.1 than that of each other model of its group.
+    """Return how much longer the RECL of Transformer-XL is at r = 0.1 than each other model's in its group.
 
     Means over the seeds, with ends by Student's t; the variance between seeds, which have other models and other
     positions, is pooled over the differences of both groups. A length that may lie beyond the grid leaves its side of

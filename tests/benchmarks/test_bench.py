@@ -29,7 +29,11 @@ def test_a_turn_is_timed() -> None:
 @pytest.mark.full
 def test_workers_of_two_checkouts_take_turns_and_leave_out_the_first_round() -> None:
     root = Path(bench.__file__).parents[1]
-    found = measure(CASES["tiny"], {"ours": ("ours", None), "against": ("ours", root)}, rounds=2)
+    found = measure(
+        CASES["tiny"],
+        {"ours": ("ours", None), "against": ("ours", root)},
+        rounds=2,
+    )
     assert list(found) == ["ours, float32", "ours, bf16", "against, float32", "against, bf16"]
     assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in found.values())
 

@@ -23,7 +23,13 @@ def test_a_dry_run_leaves_every_part_in_one_folder(tmp_path: Path) -> None:
         "--output",
         str(tmp_path / "out"),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     parts = {part["part"]: part for part in summary["parts"]}
     assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(

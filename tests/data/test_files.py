@@ -89,11 +89,11 @@ def test_files_without_splits_are_joined_and_said_with_their_names(
 UNCLEAR: list[tuple[Any, str]] = [
     (
         ["train.txt", "test.txt", "more.txt"],
-        "has files that are splits and more.txt, which is none; name the splits",
+        "has split files and more.txt, whose name says no split; name the splits",
     ),
     (
         ["test.txt", "valid.txt"],
-        r"has no file that is train; name the splits: 'data.path={train:PATH,",
+        r"has no file for train; name the splits: 'data.path={train:PATH,",
     ),
     (
         ["train.txt", "train_test.txt"],
@@ -107,7 +107,7 @@ UNCLEAR: list[tuple[Any, str]] = [
         "*.{txt,md}",
         r"must not be empty: it has no file with text; several patterns are a list, as in data\.path='\[",
     ),
-    ("packed", r"has packed\.txt\.gz, packed and unpacked"),
+    ("packed", r"has packed\.txt\.gz compressed and uncompressed"),
 ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.arms import Arm, check_overrides, longest_segment, saved_bytes, trainings
+from experiments.arms import Arm, check_overrides, trainings
 from experiments.engine.jobs import composed
 from experiments.engine.profiles import PROFILES, Setup
 from txl_lightning.config.schemas import Config
@@ -27,7 +27,6 @@ def config_of(arm: Arm, folder: Path, *overrides: str) -> Config:
     recipes = {name: [f"optimizer.lr={lr}"] for name, lr in LRS.items()}
     profile = replace(
         PROFILES["smoke"],
-        longer_segment=None,
         recipes=recipes,
         seeds_of={},
     )
@@ -59,20 +58,13 @@ def test_an_arm_has_the_recipe_of_its_family(arm: Arm, lr: float, tmp_path: Path
     assert optimizer.name == (arm.optimizer or "muon")
 
 
-def test_longer_segments_take_no_more_memory_than_recurrence(tmp_path: Path) -> None:
-    recurrent = config_of(Arm(), tmp_path, "data.level=byte")
-    longer = config_of(
-        Arm(recurrence=False, longer=True),
-        tmp_path,
-        "data.level=byte",
-    )
-    longest = longer.data.segment_len
-    assert longest == longest_segment(recurrent) > recurrent.data.segment_len
-    too_long = replace(longer, data=replace(longer.data, segment_len=longest + 8))
-    assert saved_bytes(longer) <= saved_bytes(recurrent) < saved_bytes(too_long)
+def test_longer_segments_read_as_many_tokens(tmp_path: Path) -> None:
+    recurrent = config_of(Arm(), tmp_path)
+    longer = config_of(Arm(recurrence=False, longer=True), tmp_path)
+    assert longer.data.segment_len == 40 > recurrent.data.segment_len
     tokens = recurrent.trainer.max_steps * recurrent.data.segment_len
-    difference = longer.trainer.max_steps * longest - tokens
-    assert abs(difference) <= longest / 2  # half a step
+    difference = longer.trainer.max_steps * 40 - tokens
+    assert abs(difference) <= 40 / 2  # half a step
 
 
 @pytest.mark.parametrize("word", ["seed=7", "memory=off", "encoding.name=shaw", "logger=csv"])

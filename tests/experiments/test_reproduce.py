@@ -119,7 +119,7 @@ def test_an_interrupted_reproduction_says_how_it_continues(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--only", "table_99"], "--only table_99: must be of main_results, table_6"),
+        (["--only", "table_99"], "--only table_99: may contain only main_results, table_6"),
         (["--profile=huge"], "invalid choice: 'huge'"),
         (["--parallel", "0"], "--parallel 0: must be an integer >= 1"),
         (["memory.mem_length=4"], "mem_length"),

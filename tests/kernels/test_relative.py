@@ -40,60 +40,13 @@ if DEVICE == "cpu" and not os.environ.get("TRITON_INTERPRET"):
 from examples.kernels import relative  # noqa: E402
 
 FURTHER = [
-    Problem(
-        E=41,
-        T=17,
-        M=16,
-        filled=16,
-        B=1,
-        H=1,
-    ),
-    Problem(
-        E=64,
-        T=33,
-        M=31,
-        filled=31,
-        B=1,
-        H=1,
-    ),
-    Problem(
-        E=130,
-        T=5,
-        M=4,
-        filled=4,
-        B=1,
-        H=1,
-    ),
-    Problem(
-        T=16,
-        M=16,
-        filled=16,
-        B=2,
-        H=2,
-    ),
-    Problem(
-        T=15,
-        M=17,
-        filled=17,
-        B=2,
-        H=2,
-    ),
-    Problem(
-        T=3,
-        M=90,
-        filled=40,
-        attention_len=20,
-        B=2,
-        H=2,
-    ),
-    Problem(
-        T=70,
-        M=2,
-        filled=2,
-        attention_len=5,
-        B=1,
-        H=2,
-    ),
+    Problem(E=41, T=17, M=16, filled=16, B=1, H=1),
+    Problem(E=64, T=33, M=31, filled=31, B=1, H=1),
+    Problem(E=130, T=5, M=4, filled=4, B=1, H=1),
+    Problem(T=16, M=16, filled=16, B=2, H=2),
+    Problem(T=15, M=17, filled=17, B=2, H=2),
+    Problem(T=3, M=90, filled=40, attention_len=20, B=2, H=2),
+    Problem(T=70, M=2, filled=2, attention_len=5, B=1, H=2),
     Problem(
         "abd",
         T=20,
@@ -114,14 +67,7 @@ FURTHER = [
         B=2,
         H=2,
     ),
-    Problem(
-        "bd",
-        T=2,
-        M=0,
-        filled=0,
-        B=3,
-        H=1,
-    ),
+    Problem("bd", T=2, M=0, filled=0, B=3, H=1),
 ]
 CASES = [replace(problem, B=1 + problem.documents, H=2) for problem in PROBLEMS] + FURTHER
 
@@ -177,12 +123,7 @@ def test_heads_and_all_gradients_are_those_of_the_scores(problem: Problem) -> No
 
 
 def test_sixteen_bits_are_as_near_as_the_scores_in_sixteen_bits() -> None:
-    problem = Problem(
-        T=20,
-        filled=13,
-        B=2,
-        H=2,
-    )
+    problem = Problem(T=20, filled=13, B=2, H=2)
     half = torch.bfloat16 if DEVICE == "cuda" else torch.float16
     exact = heads_and_gradients(problem, plain, torch.float64)
     ours = heads_and_gradients(problem, kernel, half)
@@ -218,20 +159,9 @@ def test_dropout_is_a_function_of_seed_and_place_in_both_passes(terms: str) -> N
     )
     p = 0.3
     torch.manual_seed(5)
-    seed = torch.randint(
-        1 << 62,
-        (1,),
-        device=DEVICE,
-    )
+    seed = torch.randint(1 << 62, (1,), device=DEVICE)
     kept = torch.empty(4, 32, 64, device=DEVICE)
-    _kept_everywhere[(4,)](
-        seed,
-        kept,
-        40,
-        p,
-        32,
-        64,
-    )
+    _kept_everywhere[(4,)](seed, kept, 40, p, 32, 64)
     kept_HBTK = kept[:, :21, :40].unflatten(
         0,
         (2, 2),
@@ -257,28 +187,15 @@ def test_queries_that_see_later_keys_are_refused() -> None:
         return kernel(x._replace(visible=visible))
 
     with pytest.raises(ValueError, match="causal masks"):
-        heads_and_gradients(
-            Problem(B=2, H=2),
-            acausal,
-            torch.float32,
-        )
+        heads_and_gradients(Problem(B=2, H=2), acausal, torch.float32)
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"encoding": "shaw", "table_len": 5}, {"memory_reset": "document"}],
-    ids=str,
+    "options", [{}, {"encoding": "shaw", "table_len": 5}, {"memory_reset": "document"}], ids=str
 )
 def test_a_model_has_the_same_losses_and_gradients(options: dict[str, Any]) -> None:
     """Through its projections, whose queries are no contiguous tensor, and with a memory that fills."""
-    model = (
-        tiny_model(
-            mem_len=9,
-            **options,
-        )
-        .float()
-        .to(DEVICE)
-    )
+    model = tiny_model(mem_len=9, **options).float().to(DEVICE)
     targets = random_stream(2, 13).to(DEVICE)
     tokens = targets.clone()
     if "memory_reset" in options:
@@ -296,11 +213,7 @@ def test_a_model_has_the_same_losses_and_gradients(options: dict[str, Any]) -> N
             nll_BT, memory = model.score(tokens_BT, targets_BT, memory)
             losses.append(nll_BT)
         mean = torch.cat(losses).mean()
-        gradients = torch.autograd.grad(
-            mean,
-            list(model.parameters()),
-            materialize_grads=True,
-        )
+        gradients = torch.autograd.grad(mean, list(model.parameters()), materialize_grads=True)
         results.append([*losses, *gradients])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
 
@@ -325,10 +238,7 @@ RESULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("sizes", "scores_written"),
-    [("enwik8 base", 0.42), ("wt103 base", 0.95)],
-)
+@pytest.mark.parametrize(("sizes", "scores_written"), [("enwik8 base", 0.42), ("wt103 base", 0.95)])
 def test_launches_and_bytes_of_a_layer(
     sizes: str, scores_written: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,13 +272,7 @@ def test_launches_and_bytes_of_a_layer(
     arguments = (*tensors, None, None, None, 0.0, "abcd")
     with Launches() as counted:
         heads, log_sums = relative._attended(*arguments)
-        relative._gradients(
-            *arguments,
-            heads,
-            log_sums,
-            torch.empty_like(heads),
-            True,
-        )
+        relative._gradients(*arguments, heads, log_sums, torch.empty_like(heads), True)
     assert kernels == dict.fromkeys(KERNELS, 1)
     assert counted.n == 3, counted.by_name  # sums of the parts of r, u and v
     n_written = sum(written.values()) + counted.written

@@ -119,7 +119,7 @@ def test_a_memory_can_be_given_once_and_copied_before():
     for use in (lambda: cached(stream[:, 6:], memory), memory.copy):
         with pytest.raises(ValueError, match="this memory is spent"):
             use()
-    with pytest.raises(ValueError, match="memory of 2 streams given with tokens of 1 streams"):
+    with pytest.raises(ValueError, match="memory of 2 streams given with tokens for 1 streams"):
         cached(stream[:1, 6:], twin)
     with pytest.raises(ValueError, match="made by another CachedTransformerXL"):
         cached.with_lengths()(stream[:, 6:], twin)

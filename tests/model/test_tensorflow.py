@@ -164,7 +164,7 @@ def test_files_that_were_cut_short_or_are_missing_are_named(tmp_path):
     content = index.read_bytes()
     for n in range(0, len(content), 13):
         index.write_bytes(content[:n])
-        refused(r"ckpt-0.index: is not of a TensorFlow checkpoint, or was cut short$")
+        refused(r"ckpt-0.index: does not belong to a TensorFlow checkpoint, or was cut short$")
     index.write_bytes(content)
     data.write_bytes(data.read_bytes()[:-1])
     refused(r"was cut off: the file is too short")

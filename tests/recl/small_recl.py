@@ -25,7 +25,10 @@ def recl(directory: Path, *checkpoints: str, **options: Any) -> dict[str, Any]:
     """Run the command in a folder and return its results, which keep to the schema."""
     directory.mkdir(exist_ok=True)
     given = {"logger": LoggerConfig(), **SMALL, **options}
-    run(ReclOptions(list(checkpoints), **given), directory)
+    run(
+        ReclOptions(list(checkpoints), **given),
+        directory,
+    )
     result: dict[str, Any] = json.loads((directory / "recl.json").read_text())
     jsonschema.validate(result, SCHEMA)
     return result

@@ -1,6 +1,7 @@
 """Models of Python functions: their tokens, the check of their losses, and their faults."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,8 +32,10 @@ def right(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 
 def by_length(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
     """Return losses that depend on the length of the window."""
-    length = tokens_BT.shape[1]
-    return torch.full(targets_BT.shape, float(length)), None
+    return torch.full(
+        targets_BT.shape,
+        float(tokens_BT.shape[1]),
+    ), None
 
 
 def looking_ahead(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
@@ -47,7 +50,10 @@ def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
     monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
     member = load_function(f"py:{__name__}.make", "name")
-    return checked(member, member.tokenize(TEXT).tokens, [8, 16, 64])
+    return checked(
+        replace(member, text=member.tokenize(TEXT)),
+        [8, 16, 64],
+    )
 
 
 def test_a_function_that_keeps_to_the_interface_reads_bytes(
@@ -69,7 +75,8 @@ def test_one_pass_is_not_used_where_it_is_not_exact(monkeypatch: pytest.MonkeyPa
     assert not load(Scored(right, one_pass=False), monkeypatch).reader.one_pass
 
 
-SIZES = "encode must return tokens and their sizes, which sum to the bytes given"
+TEXTS = "encode must return tokens and the text of each"
+NO_LOSS = "has losses that are not -log P in 0 … 700 nats"
 FAULTS: list[tuple[Any, str]] = [
     (Scored(looking_ahead), "must be a causal language model: its losses depend on later tokens"),
     (Scored(failing), r"cannot read 64 tokens \(no such table\)"),
@@ -77,8 +84,17 @@ FAULTS: list[tuple[Any, str]] = [
         Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)),
         r"cannot read 64 tokens \(score must return a loss for each target, and a state\)",
     ),
-    (Scored, "must return a model with the method score, not type"),
-    (Scored(right, encode=lambda text: ([1] * 3, [len(text) + 2, -1, -1])), SIZES),
+    (Scored, "cannot read 64 tokens"),
+    (
+        Scored(
+            right,
+            encode=lambda text: ([1] * 3, ["a", "b"]),
+        ),
+        TEXTS,
+    ),
+    (Scored(lambda tokens, targets: (targets * torch.inf, None)), NO_LOSS),
+    (Scored(lambda tokens, targets: (targets * torch.nan, None)), NO_LOSS),
+    (Scored(lambda tokens, targets: (targets - 120.0, None)), NO_LOSS),
 ]
 
 

@@ -1,6 +1,5 @@
 """txl recl: tiny checkpoints of every kind in one group, beside functions; what it writes and what it refuses."""
 
-import hashlib
 import json
 import re
 import shlex
@@ -12,19 +11,36 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from examples.recall_oracle import TEXT, RecallOracle
 from tests.alone import printed
 from tests.data.helpers import files
 from tests.evaluation.small_runs import SmallRuns
 from tests.in_process import success
-from tests.recl import test_check
-from tests.recl.lagging_model import LAGGING, LAGGING_PAIRS
 from tests.recl.small_recl import recl
-from tests.recl.test_check import Scored
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.trained import load_trained
+from txl_lightning.files import file_checksum
 from txl_lightning.recl import command
 from txl_lightning.recl.options import ReclOptions
+
+ORACLE = f"py:{__name__}.AnyText"
+
+
+class AnyText(RecallOracle):
+    """The exact model of `data=recall`, for any bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+        self.numbers %= TEXT.symbols
+
+
+class Pairs(AnyText):
+    """A token for every two bytes: the first one."""
+
+    def encode(self, content: bytes) -> tuple[list[int], list[str]]:
+        tokens = list(content[::2])
+        return tokens, [chr(token) for token in tokens]
 
 
 def values(result: dict[str, Any], field: str) -> list[Any]:
@@ -40,45 +56,61 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     assert values(result, "limit") == [None, 8, None, None]
     first, absolute = result["models"][:2]
     assert first["kind"] == "txl_smoke, relative, memory 8"
-    assert absolute["kind"] == "txl_smoke, absolute, no recurrence"
     assert absolute["nll"][1] == absolute["nll"][3]  # at 8 and at 16 tokens
-    assert (first["step"], first["tokens_trained"], first["clamp_len"]) == (2, 2 * 4 * 8, 15)
-    checksum = hashlib.sha256(Path(runs.checkpoint("relative")).read_bytes()).hexdigest()
-    assert first["sha256"] == checksum
-    expected = {"recl.json", "recl.md", "recl.html", "losses.npz"}
-    for name in ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "differences"):
-        expected.update([f"{name}.svg", f"{name}.png"])
-    assert {path.name for path in tmp_path.iterdir()} == expected
+    assert (first["step"], first["clamp_len"]) == (2, 15)
+    assert first["sha256"] == file_checksum(Path(runs.checkpoint("relative")))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"recl.json", "recl.md", "recl.html", "losses.npz", "contexts.svg"} < names
+    assert {"gains_r0.1.png", "gains_r0.5.png", "gains_r1.0.png", "differences.png"} < names
 
 
 @torch.no_grad()
 def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> None:
     (path,) = files(tmp_path, {"text.txt": "a cat and a bat " * 40})
     checkpoint = runs.checkpoint("relative")
-    result = recl(tmp_path, checkpoint, models=[LAGGING], names=["run", "lag"], data_path=path)
-    assert values(result, "step") == [2, None]
-    assert values(result, "checkpoint") == [checkpoint, LAGGING]
+    result = recl(
+        tmp_path,
+        checkpoint,
+        models=[ORACLE],
+        names=["run", "exact"],
+        data_path=path,
+    )
+    assert values(result, "checkpoint") == [checkpoint, ORACLE]
     assert (result["unit"], result["split"]) == ("bpb", "whole")
     found = np.load(tmp_path / "losses.npz")
-    assert found["models"].tolist() == ["run", "lag"]
-    assert found["contexts"].tolist() == result["contexts"] == [4, 8, 12, 16]
+    assert found["models"].tolist() == ["run", "exact"]
+    assert found["contexts"].tolist() == [4, 8, 12, 16]
     model = load_trained(checkpoint).model
     model = model.with_lengths(mem_len=0, same_length=False, clamp_len=15)
     tokens = torch.tensor([[*Path(path).read_bytes()]])
-    for c, context in enumerate(result["contexts"]):
-        position = found["positions"][7]
+    position = found["positions"][7]
+    for c, context in enumerate(found["contexts"]):
         window = tokens[:, position - context : position + 1]
-        target = window[:, -1:]
-        nll, _ = model.score(window[:, :-1], target, None)
-        assert found["nll"][0, c, 7] == pytest.approx(nll.item(), rel=1e-5)
-    assert found["nll"][1, 0] == pytest.approx(np.log(256))
-    np.testing.assert_allclose(values(result, "nll"), found["nll"].mean(axis=2), rtol=1e-5)
+        nll, _ = model.score(
+            window[:, :-1],
+            window[:, -1:],
+            None,
+        )
+        assert found["nll"][0, c, 7] == pytest.approx(
+            nll.item(),
+            rel=1e-5,
+        )
+    assert found["nll"][1, 0] == pytest.approx(np.log(8))
+    np.testing.assert_allclose(
+        values(result, "nll"),
+        found["nll"].mean(axis=2),
+        rtol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("kind", ["characters", "documents"])
 def test_a_function_reads_the_corpus_of_a_run(kind: str, runs: SmallRuns, tmp_path: Path) -> None:
     checkpoint = runs.checkpoint(kind)
-    both = recl(tmp_path / "both", checkpoint, models=[LAGGING])
+    both = recl(
+        tmp_path / "both",
+        checkpoint,
+        models=[ORACLE],
+    )
     alone = recl(tmp_path / "alone", checkpoint)
     assert values(both, "nll")[0] == pytest.approx(values(alone, "nll")[0])
     assert both["corpus"] == alone["corpus"]
@@ -86,91 +118,71 @@ def test_a_function_reads_the_corpus_of_a_run(kind: str, runs: SmallRuns, tmp_pa
 
 def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_path: Path) -> None:
     """A model without documents beside one that knows them; ignored, the latter sees no marks."""
-    group = [runs.checkpoint("relative"), runs.checkpoint("documents")]
+    group = [
+        runs.checkpoint("relative"),
+        runs.checkpoint("documents"),
+    ]
     respected = recl(tmp_path / "respect", *group)
-    ignored = recl(tmp_path / "ignore", *group, documents="ignore")
+    ignored = recl(
+        tmp_path / "ignore",
+        *group,
+        documents="ignore",
+    )
     found = np.load(tmp_path / "respect/losses.npz")
     respect_ICP = found["nll"]
     ignore_ICP = np.load(tmp_path / "ignore/losses.npz")["nll"]
-    tokens = load_corpus(load_trained(group[1]).config.data, marked=True).splits["test"]
+    tokens = load_corpus(
+        load_trained(group[1]).config.data,
+        marked=True,
+    ).splits["test"]
     starts = np.flatnonzero(np.asarray(tokens) < 0)
     positions = found["positions"]
-    document_P = np.searchsorted(starts, positions - 1, side="right") - 1
-    since = positions - starts[document_P]
-    assert respected["positions"]["cut"] == (since < 16).sum() > 0
-    assert ignored["positions"]["cut"] == 0
-    report = (tmp_path / "respect/recl.md").read_text()
-    assert "positions have fewer than 16 tokens of context" in report
-    for c in range(3):
-        cut = since <= found["contexts"][c]
-        steps = np.abs(respect_ICP[:, c + 1] - respect_ICP[:, c])
-        assert steps[:, cut].max() < 1e-5
-        changes = np.abs(ignore_ICP[:, c + 1] - ignore_ICP[:, c]) > 1e-7
-        assert changes.mean() > 0.9  # a loss may be equal by chance
-        assert np.array_equal(respect_ICP[0, c, ~cut], ignore_ICP[0, c, ~cut])
+    document_P = (
+        np.searchsorted(
+            starts,
+            positions - 1,
+            side="right",
+        )
+        - 1
+    )
+    since_P = positions - starts[document_P]
+    n_cut = int((since_P < 16).sum())
+    assert n_cut > 0
+    assert [results["positions"]["cut"] for results in (respected, ignored)] == [n_cut, 0]
+    note = f"{n_cut} positions have fewer than 16 tokens of context"
+    assert note in (tmp_path / "respect/recl.md").read_text()
+    is_cut_P = since_P <= 4
+    steps_IP = np.abs(respect_ICP[:, 1] - respect_ICP[:, 0])
+    assert steps_IP[:, is_cut_P].max() < 1e-5
+    changes_IP = np.abs(ignore_ICP[:, 1] - ignore_ICP[:, 0]) > 1e-7
+    assert changes_IP.mean() > 0.9  # a loss may be equal by chance
+    assert np.array_equal(
+        respect_ICP[0, 0, ~is_cut_P],
+        ignore_ICP[0, 0, ~is_cut_P],
+    )
 
 
-def test_a_grid_is_even_or_a_list(runs: SmallRuns, tmp_path: Path) -> None:
-    checkpoint = runs.checkpoint("relative")
-    listed = recl(tmp_path / "listed", checkpoint, contexts=[1, 2, 4, 8, 16], bootstrap=0)
-    assert (listed["first_context"], listed["step"]) == (1, None)
-    assert "[" not in (tmp_path / "listed/recl.md").read_text(), "no intervals without resamples"
-    short = recl(tmp_path / "short", checkpoint, max_context=15)
-    assert (short["contexts"], short["step"]) == ([4, 8, 12], 4)
-
-
-def test_precision_positions_and_clamp_change_losses(runs: SmallRuns, tmp_path: Path) -> None:
+def test_options_change_the_grid_and_the_losses(runs: SmallRuns, tmp_path: Path) -> None:
     checkpoint = runs.checkpoint("relative")
     plain = recl(tmp_path, checkpoint)
-    nll = np.array(plain["models"][0]["nll"])
-    rounded = recl(tmp_path, checkpoint, precision="bf16-mixed")
+    for option, value in CHANGES.items():
+        changed = recl(tmp_path, checkpoint, **{option: value})
+        assert values(changed, "nll") != values(plain, "nll")
+    rounded = recl(tmp_path, checkpoint, precision="bf16-mixed", bootstrap=0)
     assert (plain["precision"], rounded["precision"]) == ("32-true", "bf16-mixed")
-    difference = np.abs(rounded["models"][0]["nll"] - nll)
-    assert 0 < difference.max() < 0.01
-    moved = recl(tmp_path, checkpoint, position_seed=1)
-    assert moved["positions"]["seed"] == 1
-    assert values(moved, "nll") != values(plain, "nll")
-    clamped = recl(tmp_path, checkpoint, clamp_len=2)
-    assert values(clamped, "nll") != values(plain, "nll")
+    difference = np.subtract(
+        values(rounded, "nll"),
+        values(plain, "nll"),
+    )
+    assert 0 < np.abs(difference).max() < 0.01
+    rows = (tmp_path / "recl.md").read_text().splitlines()
+    assert "[" not in rows[4], "no intervals without resamples"
 
 
-def test_groups_have_lengths_of_their_own(runs: SmallRuns, tmp_path: Path) -> None:
-    paths = [runs.checkpoint("relative"), runs.checkpoint("absolute"), runs.checkpoint("lstm")]
-    result = recl(tmp_path / "run", *paths, groups=["x", "y", "x"])
-    assert result["groups"] == [
-        {"name": "x", "models": ["relative", "lstm"]},
-        {"name": "y", "models": ["absolute"]},
-    ]
-    alone = recl(tmp_path / "alone", paths[1])
-    assert result["models"][1]["recl"] == alone["models"][0]["recl"]
-    assert (tmp_path / "run/gains_y_r0.1.svg").exists()
-
-
-def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(
-    runs: SmallRuns,
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    contents = torch.load(runs.checkpoint("relative"), weights_only=True)
-    for step in (2, 10, 9):
-        contents["global_step"] = step
-        torch.save(contents, folder / f"step{step}.ckpt")
-    result = recl(tmp_path / "run", str(folder / "step*.ckpt"))
-    assert values(result, "step") == [2, 9, 10]
-    assert values(result, "name") == [f"{tmp_path.name}/step{n}" for n in (2, 9, 10)]
-
-
-@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])
-def test_impossible_losses_are_named(loss: float, tmp_path: Path, monkeypatch: Any) -> None:
-    model = Scored(lambda tokens_BT, targets_BT: (torch.full(targets_BT.shape, loss), None))
-    monkeypatch.setattr(test_check, "make", lambda: model, raising=False)
-    (path,) = files(tmp_path, {"text.txt": "a cat and a bat " * 40})
-    words = r"models=py:.*make: has losses that are not -log P in 0 … 700 nats"
-    with pytest.raises(UserError, match=words):
-        recl(tmp_path / "run", models=[f"py:{test_check.__name__}.make"], data_path=path)
-
-
+CHANGES = {
+    "position_seed": 1,
+    "contexts": [1, 2, 4, 8, 16],
+}
 GRID = ["first_context=4", "step=4", "max_context=16", "n_positions=30", "bootstrap=20"]
 REFUSALS = []
 for row in Path(__file__).with_name("refusals.txt").read_text("utf-8").splitlines():
@@ -184,9 +196,20 @@ def test_what_cannot_be_done_is_refused(
     words: str,
     said: str,
 ) -> None:
-    (text,) = files(runs.folder, {"cats.txt": "a cat and a bat " * 40})
-    words = words.replace("TEXT", text).replace("PAIRS", LAGGING_PAIRS).replace("BYTES", LAGGING)
-    words = re.sub(r"@(\w+)", lambda kind: runs.checkpoint(kind[1]), words)
+    (text,) = files(
+        runs.folder,
+        {"cats.txt": "a cat and a bat " * 40},
+    )
+    words = (
+        words.replace("TEXT", text)
+        .replace("PAIRS", f"py:{__name__}.Pairs")
+        .replace("BYTES", ORACLE)
+    )
+    words = re.sub(
+        r"@(\w+)",
+        lambda kind: runs.checkpoint(kind[1]),
+        words,
+    )
     given = OmegaConf.from_dotlist(GRID + shlex.split(words))
     options = OmegaConf.to_object(OmegaConf.merge(ReclOptions, given))
     directory = tmp_path / "run"
@@ -201,8 +224,19 @@ def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path)
     paths = f"checkpoints=[{runs.checkpoint('relative')},{runs.checkpoint('qrnn')}]"
     grid = ["first_context=2", "step=2", "max_context=6", "n_positions=15", "num_threads=1"]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "txl_lightning.cli"]
-    alone = success("recl", paths, *grid, f"hydra.run.dir={tmp_path}/alone").out
-    two = printed(*launcher, "recl", paths, *grid, f"hydra.run.dir={tmp_path}/two")
+    alone = success(
+        "recl",
+        paths,
+        *grid,
+        f"hydra.run.dir={tmp_path}/alone",
+    ).out
+    two = printed(
+        *launcher,
+        "recl",
+        paths,
+        *grid,
+        f"hydra.run.dir={tmp_path}/two",
+    )
     losses = []
     for name, said in (("alone", alone), ("two", two)):
         assert said.startswith("How far does it look? ")
@@ -210,4 +244,8 @@ def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path)
         assert f"\npage: {tmp_path}/{name}/recl.html\n" in said
         result = json.loads((tmp_path / name / "recl.json").read_text())
         losses.append(values(result, "bpb"))
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    np.testing.assert_allclose(
+        losses[0],
+        losses[1],
+        rtol=1e-5,
+    )

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.recl.test_huggingface import measured, pytestmark, transformers  # noqa: F401
-from tests.recl.tiny_huggingface import VOCABULARY, fresh_loss, save_tiny
+from tests.recl.test_huggingface import measured, pytestmark  # noqa: F401
+from tests.recl.tiny_huggingface import VOCABULARY, fresh_loss, save_tiny, with_tokens
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import load_huggingface
 from txl_lightning.recl.models import Member
@@ -16,52 +16,31 @@ from txl_lightning.recl.windows import window_losses
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 401)
 CONTEXTS = [40, 60, 80, 96, 120, 160, 200, 240]
 PLACES = np.arange(250, 400, 25)
+ROTATION = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 100}
 LONGROPE = {
+    **ROTATION,
     "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "original_max_position_embeddings": 100,
     "short_factor": [1.0] * 4,
     "long_factor": [4.0, 8.0, 16.0, 32.0],
 }
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "original_max_position_embeddings": 100,
-}
-INDEXER = {
-    "index_topk": 80,
-    "index_n_heads": 2,
-    "index_head_dim": 16,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "qk_head_dim": 16,
-    "v_head_dim": 8,
-    "n_group": 1,
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "topk_group": 1,
-}
+YARN = {**ROTATION, "rope_type": "yarn"}
+DOGE = {"keep_window_size": 80, "sliding_window": None}
 KINDS: list[tuple[str, dict[str, Any], bool]] = [
-    ("Phi3Config", {"original_max_position_embeddings": 100, "rope_parameters": LONGROPE}, False),
-    ("LlamaConfig", {"rope_parameters": DYNAMIC, "max_position_embeddings": 100}, False),
-    ("DogeConfig", {"keep_window_size": 80}, False),
-    ("DeepseekV32Config", INDEXER, False),
-    ("Olmo2Config", {"rope_parameters": YARN, "max_position_embeddings": 100}, True),
-    ("MistralConfig", {"sliding_window": 9}, True),
+    ("phi3", {"original_max_position_embeddings": 100, "rope_parameters": LONGROPE}, False),
+    ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 100}, False),
+    ("doge", DOGE, False),
+    ("deepseek_v32", {"index_topk": 80}, False),
+    ("olmo2", {"rope_parameters": YARN, "max_position_embeddings": 100}, True),
+    ("mistral", {"sliding_window": 9}, True),
 ]
 
 
 def checked_member(folder: Path, kind: str, options: dict[str, Any], contexts: list[int]) -> Member:
     """Save a model, load it and check it."""
-    save_tiny(transformers, folder, kind, **{"max_position_embeddings": 400, **options})
+    save_tiny(folder, kind, **{"max_position_embeddings": 400, **options})
     loaded = load_huggingface(f"hf:{folder}", "name", contexts[-1])
-    return checked(loaded, TOKENS, contexts)
+    return checked(with_tokens(loaded, TOKENS), contexts)
 
 
 @pytest.mark.parametrize(("kind", "options", "one_pass"), KINDS)
@@ -77,15 +56,21 @@ def test_losses_are_those_of_fresh_windows(
     assert member.reader.one_pass == one_pass
     assert (member.findings["one_pass_difference"] < 1e-3) == one_pass
     losses_CP = window_losses(member.reader, TOKENS, PLACES, CONTEXTS)
-    fresh = load_huggingface(f"hf:{tmp_path}", "name", CONTEXTS[-1]).reader.model
+    fresh = load_huggingface(
+        f"hf:{tmp_path}",
+        "name",
+        CONTEXTS[-1],
+    ).reader.model
     for c, context in enumerate(CONTEXTS):
         for p, place in enumerate(PLACES):
-            assert losses_CP[c, p] == pytest.approx(
-                fresh_loss(fresh, TOKENS, context, place), abs=1e-5
-            )
+            expected = fresh_loss(fresh, TOKENS, context, int(place))
+            assert losses_CP[c, p] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(("length", "one_pass"), [(39, True), (100, False), (240, True)])
+@pytest.mark.parametrize(
+    ("length", "one_pass"),
+    [(39, True), (100, False), (240, True)],
+)
 def test_a_change_at_a_length_is_seen_between_the_contexts(
     length: int,
     one_pass: bool,
@@ -94,15 +79,20 @@ def test_a_change_at_a_length_is_seen_between_the_contexts(
     """Beyond the grid or below it, all windows are rotated alike."""
     original = {"original_max_position_embeddings": length}
     options = {**original, "rope_parameters": {**LONGROPE, **original}}
-    member = checked_member(tmp_path, "Phi3Config", options, [40, 120, 239 + one_pass])
+    member = checked_member(tmp_path, "phi3", options, [40, 120, 239 + one_pass])
     assert member.reader.one_pass == one_pass
 
 
 def test_the_way_of_reading_and_the_difference_stand_in_the_result(tmp_path: Path) -> None:
-    sliding = save_tiny(transformers, tmp_path / "sliding", "MistralConfig", sliding_window=9)
-    long = save_tiny(transformers, tmp_path / "long", "DogeConfig", keep_window_size=80)
-    models = [f"hf:{sliding}", f"hf:{long}"]
-    first, second = measured(tmp_path, long, models=models, max_context=96, step=46)["models"]
+    sliding = save_tiny(tmp_path / "sliding", "mistral", sliding_window=9)
+    long = save_tiny(tmp_path / "long", "doge", **DOGE)
+    first, second = measured(
+        tmp_path,
+        sliding,
+        long,
+        max_context=96,
+        step=46,
+    )["models"]
     assert (first["scoring"], second["scoring"]) == ("one pass", "direct")
     assert first["one_pass_difference"] < 1e-4 < 0.01 < second["one_pass_difference"]
     note = "long: read in windows of exactly c tokens: one pass differs by"

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,12 +18,21 @@ def letters(*words: str) -> float:
 
 def test_trigrams_get_two_words_and_leave_out_unknown_ones_with_their_bytes() -> None:
     model = Trigrams(letters)
-    tokens, sizes = model.encode(b"A x, dog's bone: a x!")
+    tokens, texts = model.encode(b"A x, dog's bone: a x!")
     assert tokens.tolist() == [0, 1, 2, 0]
-    assert sizes.tolist() == [5, 6, 6, 4]
+    assert texts == ["a ", "dog's ", "bone ", "a "]
     window = torch.from_numpy(tokens)[None]
-    losses, _ = model.score(window[:, :-1], window[:, 1:])
-    assert losses.tolist() == [[len("dog'sa"), len("bonedog'sa"), len("abonedog's")]]
+    losses, _ = model.score(
+        window[:, :-1],
+        window[:, 1:],
+    )
+    assert losses.tolist() == [
+        [
+            len("dog'sa"),
+            len("bonedog'sa"),
+            len("abonedog's"),
+        ]
+    ]
 
 
 @pytest.mark.filterwarnings("default")
@@ -33,12 +41,25 @@ def test_a_chain_has_its_tags_and_nothing_of_the_chain_before() -> None:
     sizes = {"vocab_size": 33, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
     network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0)).eval()
     chains = Chains(network)
-    tokens, _ = chains.encode(f"{RESIDUES}\nACD\n".encode())
-    of_chain = [tokens[3:11], tokens[21:22], tokens[21:24]]
-    windows = np.stack([tokens[3:11], tokens[14:22], tokens[16:24]])
-    with torch.no_grad():
-        losses, _ = chains.score(torch.from_numpy(windows), torch.full((3, 1), 7))
-        for loss, residues in zip(losses[:, 0], of_chain, strict=True):
-            logits = network(torch.tensor([[*TAGS, *residues]])).logits[0, -1]
-            logits[OTHERS] = -torch.inf
-            assert float(loss) == pytest.approx(-float(logits.log_softmax(0)[7]), abs=1e-5)
+    numbers, _ = chains.encode(f"{RESIDUES}\nACD\n".encode())
+    tokens = torch.from_numpy(numbers)
+    for start, stop, first in ((3, 11, 3), (14, 22, 21), (16, 24, 21)):
+        with torch.no_grad():
+            loss, _ = chains.score(
+                tokens[None, start:stop],
+                torch.tensor([[7]]),
+            )
+            chain = torch.tensor(
+                [
+                    [
+                        *TAGS,
+                        *tokens[first:stop],
+                    ]
+                ]
+            )
+            logits = network(chain).logits[0, -1]
+        logits[OTHERS] = -torch.inf
+        assert loss.item() == pytest.approx(
+            -float(logits.log_softmax(0)[7]),
+            abs=1e-5,
+        )

@@ -21,7 +21,11 @@ POSITIONS = np.arange(100) * 4 + 16
 
 def made_up() -> dict[str, np.ndarray]:
     """Losses that fall with context, of c to a plateau and then further."""
-    noise = np.random.default_rng(1).gamma(2.0, 0.5, (3, 1, 100))
+    noise = np.random.default_rng(1).gamma(
+        2.0,
+        0.5,
+        (3, 1, 100),
+    )
     falls = np.array(
         [
             [3.0, 2.0, 1.5, 1.2],
@@ -29,20 +33,26 @@ def made_up() -> dict[str, np.ndarray]:
             [3.0, 3.0, 1.0, 1.0],
         ]
     )
-    return dict(zip(NAMES, noise + falls[:, :, None], strict=True))
+    return dict(
+        zip(
+            NAMES,
+            noise + falls[:, :, None],
+            strict=True,
+        )
+    )
 
 
-def results(unit: str = "ppl", **options: Any) -> dict[str, Any]:
+def results(level: str = "token", **options: Any) -> dict[str, Any]:
     found = group_results(
         made_up(),
         CONTEXTS,
         POSITIONS,
         BLOCKS,
-        unit,
+        level,
         **{"bootstrap": 20, **options},
     )
     found["split"] = "test"
-    found["corpus"] = {"name": "text", "level": "token" if unit == "ppl" else "char"}
+    found["corpus"] = {"name": "text", "level": level}
     for model in found["models"]:
         model["kind"] = "made up"
     return found
@@ -56,8 +66,8 @@ def mean_and_error(losses_P: np.ndarray) -> tuple[float, float]:
 
 def test_losses_have_means_and_errors_in_both_units() -> None:
     losses = made_up()["a"]
-    ppl = results("ppl")["models"][0]
-    bpc = results("bpc")["models"][0]
+    ppl = results("token")["models"][0]
+    bpc = results("char")["models"][0]
     nll, error = mean_and_error(losses[2])
     assert (ppl["nll"][2], ppl["nll_standard_error"][2]) == pytest.approx((nll, error))
     assert ppl["ppl"][2] == pytest.approx(np.exp(nll))
@@ -85,77 +95,56 @@ def table_rows(lines: list[str], first_cell: str) -> list[list[str]]:
     return [row for row in rows if row[0] == first_cell]
 
 
-def test_tables_have_lengths_losses_and_differences() -> None:
+def test_tables_have_lengths_and_losses() -> None:
     """Within 1 %, guarded RECL and the paper's RECL, each with its interval, come first."""
     found = results(fractions=[1.0])
+    found["models"][1]["limit_reason"] = "its table of positions"
     lines = report_lines(found)
+    assert "b: limit: its table of positions." in lines
     assert lines[0] == "How far does it look? Tokens of context; RECL in the group of a, b, c"
     assert lines[2] == "| model | within 1 % | guarded r = 1.0 | RECL r = 1.0 |"
     assert "| model | kind | sees at most | ppl at 4 tokens | ppl at 16 tokens |" in lines
-    for model in found["models"]:
-        length = model["recl"]["1.0"]
-        first, second = table_rows(lines, model["name"])
-        assert first[1] == str(model["within_1_percent"])
-        assert first[2].endswith(f"{length['guarded_high']}]")
-        assert f"{length['value']} [{length['low']}, " in first[3]
-        assert first[3].startswith("≥ ") == length["at_least"]
-        value = model["ppl"][0]
-        error = model["ppl_standard_error"][0]
-        assert second[1:4] == ["made up", "no limit", f"{value:.3f} ± {error:.3f}"]
-    difference = found["differences"][0]
-    nll = difference["nll"][3]
-    interval = f"[{difference['low'][3]:+.4f}, {difference['high'][3]:+.4f}]"
-    assert table_rows(lines, "a − b") == [["a − b", f"{nll:+.4f} {interval}"]]
     assert "c: RECL ends at a plateau, but later steps gain again: r = 1.0 from 4 to 12." in lines
-
-
-def drawn_figures(drawn: Figures, directory: Path, **options: Any) -> dict[str, Axes]:
-    draw_figures(results(**options), directory)
-    return {
-        name.removesuffix(".png"): figure.axes[0]
-        for name, figure in drawn.items()
-        if name.endswith(".png")
-    }
+    model = found["models"][0]
+    length = model["recl"]["1.0"]
+    assert length["at_least"]
+    first, second = table_rows(lines, "a")
+    assert first[1] == str(model["within_1_percent"])
+    assert first[2].endswith(f"{length['guarded']} [{length['guarded_low']}, 16]")
+    assert first[3] == f"≥ 16 [{length['low']}, 16]"
+    assert second[3] == f"{model['ppl'][0]:.3f} ± {model['ppl_standard_error'][0]:.3f}"
 
 
 def lines_of(axes: Axes) -> dict[str, Any]:
-    return {str(line.get_label()): line for line in axes.get_lines()}
+    return {str(line.get_label()).removesuffix(" (zero)"): line for line in axes.get_lines()}
 
 
-def test_a_model_has_one_colour_in_all_figures(drawn: Figures, tmp_path: Path) -> None:
-    figures = drawn_figures(drawn, tmp_path, labels=["x", "y", "x"])
-    colours: dict[str, set[str]] = {name: set() for name in NAMES}
-    for axes in figures.values():
-        for label, line in lines_of(axes).items():
-            name = label.removesuffix(" (zero)")
-            if name in colours:
-                colours[name].add(to_hex(line.get_color()))
-    assert [len(found) for found in colours.values()] == [1, 1, 1]
-    assert len(set.union(*colours.values())) == 3
-    assert len(figures) == 1 + 1 + 2 * 3
-
-
-def test_figures_show_the_values_ticks_at_contexts_a_grey_threshold_and_a_zero_line(
+def test_figures_show_the_values_and_a_model_has_one_colour(
     drawn: Figures,
     tmp_path: Path,
 ) -> None:
     found = results()
-    figures = drawn_figures(drawn, tmp_path)
-    first, second = found["models"][:2]
-    assert figures["contexts"].get_xticks().tolist() == CONTEXTS
-    assert lines_of(figures["contexts"])["b"].get_ydata().tolist() == second["ppl"]
-    gains = figures["gains_r0.5"]
+    draw_figures(found, tmp_path)
+    axes = {name: figure.axes[0] for name, figure in drawn.items() if name.endswith(".png")}
+    assert len(axes) == 1 + 1 + 3
+    for name in NAMES:
+        colours = {to_hex(lines_of(one)[name].get_color()) for one in axes.values()}
+        assert len(colours) == 1
+
+    second = found["models"][1]
+    losses = axes["contexts.png"]
+    assert losses.get_xticks().tolist() == CONTEXTS
+    assert lines_of(losses)["b"].get_ydata().tolist() == second["ppl"]
+    gains = axes["gains_r0.5.png"]
     assert gains.get_xticks().tolist() == CONTEXTS[:-1]
     assert "c → c'" in gains.get_xlabel()
     assert gains.get_yscale() == "symlog"
-    lines = lines_of(gains)
-    assert lines["b"].get_ydata().tolist() == second["recl"]["0.5"]["perplexity_gains"]
-    needed = lines["needed for a longer RECL"]
+    length = second["recl"]["0.5"]
+    assert lines_of(gains)["b"].get_ydata().tolist() == length["perplexity_gains"]
+    needed = lines_of(gains)["needed for a longer RECL"]
     assert (needed.get_color(), needed.get_linestyle()) == ("grey", "--")
-    perplexities = np.array(first["recl"]["0.5"]["perplexities"])
-    assert needed.get_ydata() == pytest.approx(0.01 * perplexities)
-    differences = lines_of(figures["differences"])
-    assert differences["a (zero)"].get_ydata() == [0, 0]
-    assert differences["b"].get_ydata() == pytest.approx(
-        np.negative(found["differences"][0]["nll"])
-    )
+    assert needed.get_ydata() == pytest.approx(0.01 * np.array(length["perplexities"]))
+    differences = lines_of(axes["differences.png"])
+    assert not differences["a"].get_ydata().any()
+    of_pair = np.negative(found["differences"][0]["nll"])
+    assert differences["b"].get_ydata() == pytest.approx(of_pair)

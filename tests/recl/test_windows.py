@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,15 +10,26 @@ import pytest
 import torch
 
 from tests.model.tiny_model import VOCABULARY, tiny_model
-from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.recl import windows as module
 from txl_lightning.recl.loss_by_context import context_curve
 from txl_lightning.recl.windows import WindowReader, window_losses, window_reader
 
-TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 200).astype(np.uint8)
+TOKENS = (
+    np.random.default_rng(3)
+    .integers(
+        0,
+        VOCABULARY,
+        200,
+    )
+    .astype(np.uint8)
+)
 STREAM = torch.from_numpy(TOKENS.astype(np.int64))
-POSITIONS = np.linspace(40, len(TOKENS) - 1, 6).astype(int)
+POSITIONS = np.linspace(
+    40,
+    len(TOKENS) - 1,
+    6,
+).astype(int)
 TRAINED = 6
 GRID = [1, 2, TRAINED, 8, 13, 40]
 MODELS: dict[str, dict[str, Any]] = {
@@ -50,31 +60,32 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, 90)
 
 
-def in_segments(model: TransformerXL, window: torch.Tensor, edges: Sequence[int]) -> float:
-    """The loss of a window's last token, the segments between edges read one after the other."""
-    memory = None
-    for start, stop in pairwise(edges):
-        target = window[None, stop : stop + 1]
-        nll, memory = model.score(window[None, start:stop], target, memory)
-    return nll.item()
-
-
 def alone(kind: str, model: Any, window: torch.Tensor) -> float:
     """The loss of a window's last token: every token fed alone into a memory that drops nothing."""
     n_tokens = len(window) - 1
+    edges = list(range(n_tokens + 1))
     if kind in LIMITED:
         window = window[-TRAINED - 1 :]
-    if kind in LIMITED or "cell" in MODELS[kind]:
-        return in_segments(model, window, [0, len(window) - 1])
-    if kind in IN_SEGMENTS:
+        edges = [0, len(window) - 1]
+    elif "cell" in MODELS[kind]:
+        edges = [0, n_tokens]
+    elif kind in IN_SEGMENTS:
         model = model.with_lengths(memory_start="empty")
-        return in_segments(
-            model,
-            window,
-            [0, *range((n_tokens - 1) % TRAINED + 1, n_tokens + 1, TRAINED)],
+        edges = [
+            0,
+            *range((n_tokens - 1) % TRAINED + 1, n_tokens + 1, TRAINED),
+        ]
+    else:
+        model = model.with_lengths(mem_len=1000, same_length=False, memory_start="empty")
+    memory = None
+    for start, stop in pairwise(edges):
+        target = window[None, stop : stop + 1]
+        nll, memory = model.score(
+            window[None, start:stop],
+            target,
+            memory,
         )
-    model = model.with_lengths(mem_len=1000, same_length=False, memory_start="empty")
-    return in_segments(model, window, range(n_tokens + 1))
+    return nll.item()
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -88,7 +99,11 @@ def test_windows_hold_exactly_c_tokens(kind: str) -> None:
     model.eval()
     for c, context in enumerate(GRID):
         for p, t in enumerate(POSITIONS):
-            expected = alone(kind, model, STREAM[t - context : t + 1])
+            expected = alone(
+                kind,
+                model,
+                STREAM[t - context : t + 1],
+            )
             assert losses_CP[c, p] == pytest.approx(expected, abs=1e-10)
     assert reader.one_pass == (kind not in LIMITED + IN_SEGMENTS)
 
@@ -109,15 +124,17 @@ def test_long_windows_are_read_in_chunks(kind: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("kind", ["relative", "lstm", "absolute", "absolute memory"])
 def test_a_window_begins_no_earlier_than_its_document(kind: str) -> None:
     reader = window_reader(model_of(kind), TRAINED)
-    contexts = [3, 6, 20]
     positions = np.array([40, 41, 50, 51, 60, 120])
     lengths = np.array([1, 1, 10, 11, 2, 30])  # tokens of the document before each
-    losses_CP = window_losses(reader, TOKENS, positions, contexts, positions - lengths)
-    for c, context in enumerate(contexts):
-        for p, length in enumerate(lengths):
-            place = positions[p : p + 1]
-            shorter = window_losses(reader, TOKENS, place, [int(min(context, length))])
-            assert losses_CP[c, p] == pytest.approx(shorter[0, 0], abs=1e-10)
+    losses_CP = window_losses(reader, TOKENS, positions, [3, 20], positions - lengths)
+    for p, length in enumerate(lengths.tolist()):
+        place = positions[p : p + 1]
+        for c, context in enumerate([3, 20]):
+            shorter = window_losses(reader, TOKENS, place, [min(context, length)])
+            assert losses_CP[c, p] == pytest.approx(
+                shorter.item(),
+                abs=1e-10,
+            )
 
 
 def test_a_limit_off_the_grid_is_read_with_exactly_so_many_tokens() -> None:
@@ -158,7 +175,14 @@ def test_the_memory_of_a_long_window_is_bounded() -> None:
 
 def test_a_context_curve_has_the_models_losses_errors_and_recl() -> None:
     model = tiny_model(encoding="relative", dropout=0.5).train()
-    curve = context_curve(model, TOKENS, POSITIONS, [2, 4, 6], bootstrap=10, fractions=[0.5])
+    curve = context_curve(
+        model,
+        TOKENS,
+        POSITIONS,
+        [2, 4, 6],
+        bootstrap=10,
+        fractions=[0.5],
+    )
     losses = window_losses(window_reader(model), TOKENS, POSITIONS, [4])[0]
     assert curve.nll[1] == pytest.approx(losses.mean())
     assert curve.standard_error[1] == pytest.approx(losses.std(ddof=1) / len(losses) ** 0.5)

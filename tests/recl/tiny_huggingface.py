@@ -2,12 +2,14 @@
 
 import copy
 import json
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from txl_lightning.recl.models import Member, TokenizedText
 
 POSITIONS = 48
 VOCABULARY = 300
@@ -15,68 +17,52 @@ TEXT = ""
 for i in range(400):
     smile = "😀" if i % 9 == 0 else ""
     TEXT += f"line {i}: the square of {i} is {i * i}, élan {smile}\n"
-SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": POSITIONS,
-}
-DECODER_SIZES = {
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
-}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "GPT2Config": {"n_positions": POSITIONS, "n_embd": 32, "n_layer": 2, "n_head": 2},
-    "GPTJConfig": {
-        "n_positions": POSITIONS,
-        "n_embd": 32,
-        "n_layer": 2,
-        "n_head": 2,
-        "rotary_dim": 8,
-    },
-    "MptConfig": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": POSITIONS},
-    "OPTConfig": {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32},
-    "MambaConfig": {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
-    "T5Config": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 2},
-    "BartConfig": DECODER_SIZES,
-    "RobertaConfig": {**SIZES, "is_decoder": True},
-    "XGLMConfig": {
-        "d_model": 32,
-        "ffn_dim": 64,
-        "num_layers": 2,
-        "attention_heads": 4,
-        "max_position_embeddings": POSITIONS,
-    },
+    VOCABULARY: "vocab_size",
+    32: "hidden_size d_model n_embd n_embed embedding_size word_embed_proj_dim",
+    64: "intermediate_size ffn_dim n_inner d_ff dff decoder_ffn_dim",
+    POSITIONS: "max_position_embeddings n_positions max_seq_len n_ctx",
+    20: "index_topk",
+    16: "q_lora_rank kv_lora_rank index_head_dim moe_intermediate_size sliding_window",
+    8: (
+        "head_dim rotary_dim qk_rope_head_dim qk_nope_head_dim v_head_dim "
+        "linear_key_head_dim linear_value_head_dim state_size mamba_d_state "
+        "mamba_d_head mamba_n_heads mamba_num_heads mamba_head_dim"
+    ),
+    4: (
+        "num_attention_heads n_head n_heads num_heads decoder_attention_heads "
+        "num_key_value_heads num_experts n_routed_experts num_local_experts"
+    ),
+    2: (
+        "num_hidden_layers n_layer n_layers num_layers decoder_layers num_experts_per_tok "
+        "moe_topk index_n_heads linear_num_key_heads linear_num_value_heads eos_token_id"
+    ),
+    1: "n_group topk_group n_shared_experts bos_token_id",
+    0: "pad_token_id",
 }
 
 
-def config_of(transformers: Any, name: str, **options: Any) -> Any:
-    """Return a small config of a class; those that are not in `CONFIGS` have the usual sizes."""
-    sizes = CONFIGS.get(name, {**SIZES, "num_key_value_heads": 4})
-    return getattr(transformers, name)(**{**SPECIAL, **sizes, **options})
+def model_of(model_type: str, **options: Any) -> Any:
+    """Return a causal model of a type, with weights large enough for losses that differ."""
+    import transformers
 
-
-def model_of(transformers: Any, name: str, **options: Any) -> Any:
-    """Return a model with weights large enough for losses that differ."""
-    config = config_of(transformers, name, **options)
-    auto = transformers.AutoModelForCausalLM
-    if config.is_encoder_decoder:
-        auto = transformers.AutoModelForSeq2SeqLM
-    return randomize(lambda: auto.from_config(config))
-
-
-def randomize(make: Callable[[], Any]) -> Any:
-    """Make a model with random weights, those of matrices larger than usual."""
+    config_class = type(transformers.CONFIG_MAPPING[model_type]().get_text_config())
+    known = config_class().to_dict()
+    sizes: dict[str, Any] = {}
+    for size, names in SIZES.items():
+        for name in names.split():
+            if name in known or name in config_class.attribute_map:
+                sizes[name] = size
+    if "is_decoder" in known:
+        sizes["is_decoder"] = True
+    if known.get("layer_types"):
+        kinds = sorted(set(known["layer_types"])) * 2
+        sizes["layer_types"] = kinds
+        sizes["num_hidden_layers"] = len(kinds)
+    config = config_class(**{**sizes, **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = make()
+        model = transformers.AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 2:
@@ -84,34 +70,30 @@ def randomize(make: Callable[[], Any]) -> Any:
     return model.eval()
 
 
-def save_tokenizer(
-    transformers: Any,
-    folder: Path,
-    text: str = TEXT,
-    vocabulary: int = VOCABULARY,
-) -> None:
-    """Save a byte-level BPE tokenizer of at most `vocabulary` tokens."""
+def save_tokenizer(folder: Path) -> None:
+    """Save a byte-level BPE tokenizer."""
     import tokenizers
+    import transformers
 
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = byte_level(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocabulary,
+        vocab_size=VOCABULARY,
         special_tokens=["<begin>"],
         initial_alphabet=byte_level.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator([text], trainer)
+    backend.train_from_iterator([TEXT], trainer)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<begin>")
     tokenizer.save_pretrained(folder)
 
 
-def save_tiny(transformers: Any, folder: Path, name: str, **options: Any) -> str:
+def save_tiny(folder: Path, model_type: str, **options: Any) -> str:
     """Save a model with a tokenizer, and return the folder."""
-    save_tokenizer(transformers, folder)
-    model_of(transformers, name, **options).save_pretrained(folder)
+    save_tokenizer(folder)
+    model_of(model_type, **options).save_pretrained(folder)
     return str(folder)
 
 
@@ -120,6 +102,12 @@ def change(folder: str | Path, file: str, **changes: Any) -> None:
     path = Path(folder) / file
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, **changes}))
+
+
+def with_tokens(member: Member, tokens: np.ndarray) -> Member:
+    """Return a model with a text of these tokens."""
+    text = TokenizedText(tokens, "token", lambda begin, stop: [])
+    return replace(member, text=text)
 
 
 def fresh_loss(model: Any, tokens: np.ndarray, context: int, place: int) -> float:

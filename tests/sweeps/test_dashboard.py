@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,65 +40,79 @@ def test_the_json_has_the_sections_and_is_the_same_every_time() -> None:
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The offline run of every command that logs, by command, on one small model of characters."""
+def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What W&B shows of the run of every command that logs, on one small model of characters."""
     directory = tmp_path_factory.mktemp("dashboard")
+    for command in COMMANDS:
+        (directory / command).mkdir()
     logger = LoggerConfig(each={"wandb": None})
-    contexts = ("context_curve.max_context=8", "context_curve.every_n_steps=2")
-    steps = (
+    config = tiny_config(
+        directory,
+        "data.level=char",
         "trainer.max_steps=4",
         "trainer.val_every_n_steps=4",
         "trainer.log_every_n_steps=2",
+        "context_curve.max_context=8",
+        "context_curve.every_n_steps=2",
         "logger=wandb",
     )
-    train(tiny_config(directory, *steps, "data.level=char", *contexts), directory / "train")
+    train(config, directory / "train")
     best = str(directory / "train/checkpoints/best.ckpt")
-    for command in COMMANDS[1:]:
-        (directory / command).mkdir()
-    evaluate(
-        EvaluateOptions(best, attention_lengths=[4, 8], block_len=20, logger=logger),
-        directory / "evaluate",
-    )
+    swept = EvaluateOptions(best, attention_lengths=[4, 8], block_len=20, logger=logger)
+    evaluate(swept, directory / "evaluate")
     recl(directory / "recl", best, names=["ours"], logger=logger, max_context=12)
     attention(AttentionOptions(best, max_segments=4, logger=logger), directory / "attention")
-    sizes: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8}
-    timed = SpeedOptions(**sizes, segment_len=4, attention_lengths=[6, 20], rounds=2, logger=logger)
+    timed = SpeedOptions(
+        n_layer=1,
+        d_model=8,
+        n_head=2,
+        d_inner=8,
+        segment_len=4,
+        attention_lengths=[6, 20],
+        rounds=2,
+        logger=logger,
+    )
     speed(timed, directory / "speed")
-    runs = {}
+    shown = {}
     for command in COMMANDS:
-        (runs[command],) = run_files(directory / command)
-    return runs
+        (run,) = run_files(directory / command)
+        shown[command] = summary(run)
+    return shown
 
 
-def keys_of_panels() -> Iterator[str]:
-    """Every key that a panel or a column shows."""
+def keys_of_panels() -> set[str]:
+    """Return every key that a panel shows."""
+    keys: set[str] = set()
     for section in workspace("lab", "ours").sections:
         for panel in section.panels:
-            yield from getattr(panel, "y", [])
-            yield from getattr(panel, "metrics", [])
-            yield from getattr(panel, "media_keys", [])
-            yield from [panel.query["summaryTable"]["tableKey"]] if hasattr(panel, "query") else []
-            yield from [panel.with_respect_to] if hasattr(panel, "with_respect_to") else []
+            for kind in ("y", "metrics", "media_keys"):
+                keys.update(getattr(panel, kind, []))
+            if hasattr(panel, "query"):
+                keys.add(panel.query["summaryTable"]["tableKey"])
+            if hasattr(panel, "with_respect_to"):
+                keys.add(panel.with_respect_to)
+    return keys
 
 
 @pytest.mark.slow
-def test_every_panel_and_column_shows_what_a_command_logs(logged: dict[str, Path]) -> None:
+def test_every_panel_and_column_shows_what_a_command_logs(logged: dict[str, Any]) -> None:
     there: set[str] = set()
-    for run in logged.values():
-        for name, value in summary(run)["summary"].items():
-            there |= (
-                {name, *(f"{name}.{inner}" for inner in value)}
-                if isinstance(value, dict)
-                else {name}
-            )
-    columns = [name.removeprefix("summary:") for name in PINNED if name.startswith("summary:")]
-    asked = {re.sub("ppl|bpb", "bpc", key) for key in (*keys_of_panels(), *columns)}
+    for shown in logged.values():
+        for name, value in shown["summary"].items():
+            there.add(name)
+            if isinstance(value, dict):
+                there.update(f"{name}.{inner}" for inner in value)
+    keys = keys_of_panels()
+    config = logged["train"]["config"]
+    for name in PINNED:
+        kind, _, key = name.partition(":")
+        if kind == "summary":
+            keys.add(key)
+        elif kind == "config":
+            first, *rest = key.replace(".value", "", 1).split(".")
+            assert first in config
+            assert rest == [] or rest[0] in config[first], name
+    asked = {re.sub("ppl|bpb", "bpc", key) for key in keys}
     assert len(asked) >= 23
     assert asked <= there
-    assert summary(logged["recl"])["summary"]["recl/recl"]["_type"] == "html-file"
-    config = summary(logged["train"])["config"]
-    for name in PINNED:
-        if name.startswith("config:"):
-            first, *rest = name.removeprefix("config:").replace(".value", "", 1).split(".")
-            assert rest == [] or rest[0] in config[first], name
-            assert first in config
+    assert logged["recl"]["summary"]["recl/recl"]["_type"] == "html-file"

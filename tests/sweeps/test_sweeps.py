@@ -1,7 +1,6 @@
 """Every sweep file and every one-liner beside it: parsed, composed, and its first arm trained."""
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,99 +20,99 @@ from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.training.checks import check_config
 from txl_lightning.training.loggers import run_name
 
-SWEEPS = {
-    path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))
-}
 PAGE = ROOT / "sweeps/README.md"
+SWEEPS: dict[str, Any] = {}
+for path in sorted((ROOT / "sweeps").glob("*.yaml")):
+    SWEEPS[path.stem] = yaml.safe_load(path.read_text())
 ONE_LINERS = [words[3:] for words in commands([PAGE]) if words[1] == "train"]
-MULTIRUNS = dict(
-    zip(
-        ("table_6", "terms", "memory_by_segment", "learning_rate", "search"),
-        ONE_LINERS,
-        strict=True,
-    )
-)
+IN_ORDER = ("table_6", "terms", "memory_by_segment", "learning_rate", "search")
+MULTIRUNS = dict(zip(IN_ORDER, ONE_LINERS, strict=True))
 register()
 
 
 def arms(sweep: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the arms of a grid in W&B's order."""
-    values = [parameter["values"] for parameter in sweep["parameters"].values()]
-    return [dict(zip(sweep["parameters"], row, strict=True)) for row in itertools.product(*values)]
+    names = sweep["parameters"]
+    values = [parameter["values"] for parameter in names.values()]
+    return [dict(zip(names, row, strict=True)) for row in itertools.product(*values)]
 
 
-def overrides(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
+def overrides(sweep: dict[str, Any], arm: dict[str, Any]) -> list[str]:
     """Return the overrides of the `txl train` command that W&B's agent runs."""
-    words = create_sweep_command(list(sweep["command"]))
-    given = create_sweep_command_args(
-        {"args": {name: {"value": value} for name, value in chosen.items()}}
-    )
-    macros = {"${env}": ["/usr/bin/env"], "${program}": [sweep["program"]]}
-    macros["${args_no_hyphens}"] = given["args_no_hyphens"]
-    command = [word for chunk in words for word in macros.get(chunk, [chunk])]
-    assert command[:3] == ["/usr/bin/env", "txl", "train"]
-    return command[3:]
+    values = {name: {"value": value} for name, value in arm.items()}
+    macros = create_sweep_command_args({"args": values})
+    command = []
+    for word in create_sweep_command(list(sweep["command"])):
+        if word == "${args_no_hyphens}":
+            command += macros["args_no_hyphens"]
+        elif word == "${program}":
+            command.append(sweep["program"])
+        elif word != "${env}":
+            command.append(word)
+    assert command[:2] == ["txl", "train"]
+    return command[2:]
 
 
 def multirun_arms(words: list[str]) -> list[list[str]]:
     """Return the overrides of each job of a multirun."""
-    parsed = OverridesParser.create().parse_overrides(words)
-    swept = [o for o in parsed if o.is_sweep_override()]
-    sweeps = [
-        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in swept
-    ]
-    fixed = [o.input_line for o in parsed if not o.is_sweep_override()]
+    fixed = []
+    sweeps = []
+    for override in OverridesParser.create().parse_overrides(words):
+        if override.is_sweep_override():
+            name = override.get_key_element()
+            sweeps.append([f"{name}={value}" for value in override.sweep_string_iterator()])
+        else:
+            fixed.append(override.input_line)
     return [[*fixed, *row] for row in itertools.product(*sweeps)]
 
 
 def untyped(words: list[str]) -> DictConfig:
+    own = [word for word in words if not word.startswith("hydra.")]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(
-            "config", overrides=[word for word in words if not word.startswith("hydra.")]
-        )
+        return compose("config", overrides=own)
 
 
-def composed(words: list[str]) -> Config:
-    config = typed(untyped(words))
-    check_config(config)
-    return config
-
-
-def all_arms(sweep: dict[str, Any]) -> Iterator[Config]:
-    """Every arm, composed once: only values differ, and the typed configuration checks each."""
-    config = untyped(overrides(sweep, {}))
-    for chosen in arms(sweep):
-        for name, value in chosen.items():
-            OmegaConf.update(config, name, value)
-        check_config(typed(config))
-        yield typed(config)
+def checked(config: DictConfig) -> Config:
+    typed_config = typed(config)
+    check_config(typed_config)
+    return typed_config
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_file_has_what_wandb_wants_and_arms_that_compose_with_names_of_their_own(
-    name: str,
-) -> None:
-    sweep, text = SWEEPS[name], (ROOT / "sweeps" / f"{name}.yaml").read_text()
+def test_a_sweep_file_has_what_wandb_wants_and_arms_with_names_of_their_own(name: str) -> None:
+    sweep = SWEEPS[name]
     assert sweep["metric"] == {"name": "final/val/nll", "goal": "minimize"}
     assert f"[{name}.yaml]({name}.yaml)" in PAGE.read_text()
+    text = (ROOT / "sweeps" / f"{name}.yaml").read_text()
     assert f"Costs: {len(arms(sweep))} runs" in text
-    configs = list(all_arms(sweep))
-    assert len({run_name(config) for config in configs}) == len(configs)
-    assert {config.logger.mode for config in configs} == {
-        "online"
-    }  # an agent's runs report to its sweep
-    assert len({config.logger.group for config in configs}) == 1
+    # Composed once: only values differ, and the typed configuration checks each.
+    config = untyped(overrides(sweep, {}))
+    names = set()
+    groups = set()
+    for arm in arms(sweep):
+        for option, value in arm.items():
+            OmegaConf.update(config, option, value)
+        of_arm = checked(config)
+        names.add(run_name(of_arm))
+        groups.add(of_arm.logger.group)
+        assert of_arm.logger.mode == "online"  # an agent's runs report to its sweep
+    assert len(names) == len(arms(sweep))
+    assert len(groups) == 1
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_one_liner_has_the_same_arms(name: str) -> None:
-    jobs, grid = multirun_arms(MULTIRUNS[name]), arms(SWEEPS[name])
+    jobs = multirun_arms(list(MULTIRUNS[name]))
+    grid = arms(SWEEPS[name])
     assert len(jobs) == len(grid)
-    for job, chosen in ((jobs[0], grid[0]), (jobs[-1], grid[-1])):
-        ours, theirs = composed(job), composed(overrides(SWEEPS[name], chosen))
-        assert (ours.logger.mode, theirs.logger.mode) == ("offline", "online")
+    for place in (0, -1):
+        ours = checked(untyped(jobs[place]))
+        theirs = checked(untyped(overrides(SWEEPS[name], grid[place])))
+        assert ours.logger.mode == "offline"
+        assert theirs.logger.mode == "online"
         ours.logger.mode = theirs.logger.mode
-        assert ours.encoding.name == theirs.encoding.name  # the group of a table has its length too
+        assert ours.encoding.name == theirs.encoding.name
+        # The group of a table has its length too.
         assert replace(ours, encoding=theirs.encoding) == theirs
 
 
@@ -121,12 +120,14 @@ def test_the_one_liner_has_the_same_arms(name: str) -> None:
 def test_an_agents_command_trains_into_a_folder_of_its_own(tmp_path: Path) -> None:
     sweep = SWEEPS["learning_rate"]
     tiny_config(tmp_path)  # writes the text
-    paths = [
-        f"data.path={tmp_path / 'text.txt'}",
-        f"data.cache_dir={tmp_path / 'cache'}",
+    words = [
+        *overrides(sweep, arms(sweep)[0]),
+        *TINY,
+        f"data.path={tmp_path}/text.txt",
+        f"data.cache_dir={tmp_path}/cache",
         "memory.mem_len=8",
+        "trainer.max_steps=2",
     ]
-    words = [*overrides(sweep, arms(sweep)[0]), *TINY, *paths, "trainer.max_steps=2"]
     variables = {"WANDB_SWEEP_ID": "sweep1", "WANDB_RUN_ID": "run1"}
     printed("-m", "txl_lightning.cli", "train", *words, directory=tmp_path, **variables)
     assert (tmp_path / "outputs/sweeps/sweep1/run1/metrics.json").exists()

@@ -109,9 +109,12 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
 def logged_rows(folder: Path) -> list[dict[str, str]]:
     """Return the rows of a CSVLogger: one file for each session, in which a later row of a step wins."""
     rows: dict[tuple[int, str], dict[str, str]] = {}
-    n_sessions = len(list(folder.glob("version_*")))
-    for session in range(n_sessions):
-        for row in csv_rows(folder / f"version_{session}/metrics.csv"):
+    sessions = list(folder.glob("version_*"))
+    for i in range(len(sessions)):
+        path = folder / f"version_{i}/metrics.csv"
+        if not path.exists():  # killed before its first row
+            continue
+        for row in csv_rows(path):
             filled = {name: value for name, value in row.items() if value}
             groups = sorted({name.split("/")[0] for name in filled})
             rows[int(row["step"]), " ".join(groups)] = filled

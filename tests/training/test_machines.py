@@ -9,7 +9,7 @@ import torch
 
 from tests.fixtures import Patch
 from tests.training.small_run import bare_module, tiny_config
-from txl_lightning import TransformerXL, TransformerXLConfig, files
+from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.evaluation import hardware
 from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision
 from txl_lightning.training import module
@@ -88,9 +88,3 @@ def test_sums_of_losses_stay_in_float64(monkeypatch: Patch, without_float64: tup
     sums.add_losses(torch.ones(1, 3), tokens)
 
     assert sums.evaluation_sums.tolist() == [2.0**30 + 3, 4, 4]
-
-
-def test_run_directories_never_collide(tmp_path: Path) -> None:
-    made = [files.new_directory(str(tmp_path / "outputs/12-00-00")) for _ in range(3)]
-    assert made == [str(tmp_path / f"outputs/12-00-00{end}") for end in ("", "-2", "-3")]
-    assert all(Path(path).is_dir() for path in made)

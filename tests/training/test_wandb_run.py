@@ -72,9 +72,10 @@ def test_it_is_named_grouped_and_tagged_and_has_its_config_and_code(run: Path) -
     assert (record["job_type"], record["run_group"]) == ("train", "table_6")
     best = read_checkpoint(run.parents[2] / "checkpoints/best.ckpt")
     for name, value in flat(plain(best.config)).items():
-        group, _, option = name.partition(".")
-        found = shown["config"][group]
-        assert (found[option] if option else found) == value, name
+        found = shown["config"]
+        for key in name.split("."):
+            found = found[key]
+        assert found == value, name
     assert shown["config"]["arm"] == "relative, recurrence, full loss"
     assert shown["config"]["parameters"] == 91392
     version = code_version()

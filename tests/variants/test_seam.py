@@ -34,7 +34,7 @@ def test_a_variant_is_one_file(tmp_path, monkeypatch):
     assert not found.allclose(model.score(tokens, tokens)[0])
     config.variant["facto"] = 1
     with pytest.raises(
-        OptionError, match=r"variant\.facto=1: is no option of variant=toy, which has factor"
+        OptionError, match=r"variant\.facto=1: unknown option for variant=toy; it has factor"
     ):
         train(config, tmp_path / "second")
 

@@ -74,19 +74,27 @@ def check_type(name: str, value: Any, default: Any) -> None:
 
 
 def option_names(architecture: type) -> dict[str, str]:
-    """Return every field's option as typed on the command line; the corpus gives `vocab_size`."""
-    given = (f for f in fields(architecture) if f.name != "vocab_size")
-    return {f.name: f.metadata.get("option") or f"model.{f.name}" for f in given}
+    """Return the option of every field as typed on the command line; the corpus gives `vocab_size`."""
+    names = {}
+    for f in fields(architecture):
+        if f.name != "vocab_size":
+            names[f.name] = f.metadata.get("option") or f"model.{f.name}"
+    return names
 
 
 def options_beside(architecture: type, core: type) -> dict[str, Any]:
     """Return the defaults for the fields that a variant's config adds to the core's; ??? for none."""
     known = {f.name for f in fields(core)}
-    own = [f for f in fields(architecture) if f.name not in known]
-    defaults = {
-        f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in own
-    }
-    return {name: "???" if value is MISSING else value for name, value in defaults.items()}
+    defaults = {}
+    for f in fields(architecture):
+        if f.name in known:
+            continue
+        defaults[f.name] = f.default
+        if f.default_factory is not MISSING:
+            defaults[f.name] = f.default_factory()
+        elif f.default is MISSING:
+            defaults[f.name] = "???"
+    return defaults
 
 
 @dataclass(kw_only=True)
@@ -118,7 +126,7 @@ class Architecture(ModelOptions):
     """A model's config: its options, and the vocabulary size.
 
     Args:
-        vocab_size: V, number of tokens; None for a model without embedding and softmax, which reads inputs.
+        vocab_size: V, number of tokens; None for a model that reads inputs, without embedding and softmax.
 
     Raises:
         OptionError: a value is not allowed; the message names it.
@@ -128,27 +136,19 @@ class Architecture(ModelOptions):
     initial_only: ClassVar[frozenset[str]] = frozenset()  # fields that only initialize weights
 
     def __post_init__(self) -> None:
-        for kind in type(
-            self
-        ).__mro__:  # a class may give an option another default, without its rules
+        for kind in type(self).__mro__:
+            # A class may give an option another default, without its rules.
             for described in fields(kind) if is_dataclass(kind) else ():
                 value = getattr(self, described.name)
                 check_type(described.name, value, described.default)
                 check(described.name, value, *described.metadata.get("rules", ()))
-        below = f"must be below the {self.vocab_size} tokens of the vocabulary"
-        require(
-            max(self.cutoffs, default=-1) < (self.vocab_size or 0),
-            "cutoffs",
-            list(self.cutoffs),
-            below,
-        )
+        if self.cutoffs:
+            below = f"must be below the {self.vocab_size} tokens of the vocabulary"
+            fits = self.cutoffs[-1] < (self.vocab_size or 0)
+            require(fits, "cutoffs", list(self.cutoffs), below)
         narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)
-        require(
-            narrowest >= 1,
-            "div_val",
-            self.div_val,
-            "must leave the last cluster an embedding of width >= 1",
-        )
+        wide = "must leave the last cluster an embedding of width >= 1"
+        require(narrowest >= 1, "div_val", self.div_val, wide)
 
 
 @dataclass(kw_only=True)
@@ -220,41 +220,23 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rotates, resets, by = (
-            self.kind.rotates,
-            self.memory_reset == "document",
-            f"encoding={self.encoding}",
-        )
-        even, given, start = self.d_model % 2 == 0, self.table_len is not None, self.memory_start
-        require(
-            even,
-            "d_model",
-            self.d_model,
-            "must be an even integer (half of a position is sine, half cosine)",
-        )
-        require(
-            given or self.kind.table is None, "table_len", self.table_len, f"must be given for {by}"
-        )
-        require(
-            not resets or start == "empty",
-            "memory_start",
-            start,
-            "must be empty with memory_reset=document",
-        )
-        if rotates:
-            require(
-                self.d_head % 2 == 0,
-                "d_head",
-                self.d_head,
-                f"must be even: {by} rotates pairs of components",
-            )
+        start = self.memory_start
+        by = f"encoding={self.encoding}"
+        even = "must be an even integer (half of a position is sine, half cosine)"
+        require(self.d_model % 2 == 0, "d_model", self.d_model, even)
+        if self.kind.table is not None:
+            given = self.table_len is not None
+            require(given, "table_len", self.table_len, f"must be given for {by}")
+        if self.memory_reset == "document":
+            empty = "must be empty with memory_reset=document"
+            require(start == "empty", "memory_start", start, empty)
+        if self.kind.rotates:
+            pairs = f"must be even: {by} rotates pairs of components"
+            require(self.d_head % 2 == 0, "d_head", self.d_head, pairs)
             require(self.clamp_len <= 0, "clamp_len", self.clamp_len, f"must be -1: {by} rotates")
-        if (
-            self.memory_start == "zeros"
-        ):  # allocated from the first token on, for one stream at least
-            require_memory(
-                4 * self.n_layer * self.memory_slots * self.d_model, "mem_len", self.mem_len
-            )
+        if start == "zeros":  # allocated from the first token on, for one stream at least
+            n_bytes = 4 * self.n_layer * self.memory_slots * self.d_model
+            require_memory(n_bytes, "mem_len", self.mem_len)
 
     @property
     def is_recurrent(self) -> bool:

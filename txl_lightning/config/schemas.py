@@ -47,7 +47,7 @@ SEED: Rule = (
 )  # NumPy's generators need it too
 AT_LEAST_ZERO: Rule = (lambda x: 0 <= x < math.inf, "must be >= 0 and finite")
 
-WITHOUT_PATH = (None, "auto")  # values of `resume` that name no checkpoint
+WITHOUT_PATH = (None, "auto")  # values for `resume` that name no checkpoint
 
 # `${product:a,b}` and `${sum:a,b}` in a config; here, because every process that reads a config imports the schemas.
 OmegaConf.register_new_resolver("product", operator.mul, replace=True)
@@ -169,7 +169,7 @@ class FileData(DataConfig):
         skip_bad: leave out records that cannot be read, and count them.
         fractions: train, valid and test shares where names say no split.
         sentence_marks: sentence marks for a model trained on lm1b, as in data=lm1b.
-        dtype: id type in a raw file, which does not state it.
+        dtype: id type, which a raw file does not state.
         names: file with a name for every id.
     """
 
@@ -332,7 +332,7 @@ class TrainerConfig:
     Attributes:
         max_steps: optimizer steps.
         accelerator: cpu, gpu, mps (Apple's GPU), or auto for the first available: gpu, mps, cpu.
-        devices: processes on each machine, which share the global batch.
+        devices: processes on each machine; they share the global batch.
         num_nodes: machines.
         stream_groups: parts that each process splits its streams into, to accumulate gradients.
         precision: 32-true, bf16-mixed, 16-mixed, 64-true, or auto for whichever of the first two is faster here.
@@ -409,15 +409,6 @@ class ExtrasConfig:
     print_config: bool = False
 
 
-def _of_wandb(variable: str, default: str | None) -> Any:
-    return field(default_factory=lambda: os.environ.get(variable) or default)
-
-
-def _mode_of_wandb() -> str:
-    disabled = os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on")
-    return os.environ.get("WANDB_MODE") or ("disabled" if disabled else "offline")
-
-
 @dataclass
 class LoggerConfig:
     """Group `logger`: where the curves go.
@@ -426,19 +417,17 @@ class LoggerConfig:
     `each`.
 
     Attributes:
-        project: project in W&B (default: the variable WANDB_PROJECT).
-        mode: offline, online or disabled W&B (default: the variable WANDB_MODE).
-        group: group in W&B; null for the multirun's name (default: the variable WANDB_RUN_GROUP).
-        tags: tags in W&B, beside the model's (default: the variable WANDB_TAGS).
+        project: project in W&B (default of logger=wandb: the variable WANDB_PROJECT).
+        mode: offline, online or disabled W&B (default of logger=wandb: the variable WANDB_MODE).
+        group: group in W&B; null for the multirun's name (default of logger=wandb: the variable WANDB_RUN_GROUP).
+        tags: tags in W&B, beside the model's (default of logger=wandb: the variable WANDB_TAGS).
         each: loggers; give them as logger.NAME={_target_: CLASS, ARGUMENT: VALUE, …}. null is W&B's.
     """
 
-    project: str = _of_wandb("WANDB_PROJECT", "txl_lightning")
-    mode: str = field(default_factory=_mode_of_wandb)
-    group: str | None = _of_wandb("WANDB_RUN_GROUP", None)
-    tags: list[str] = field(
-        default_factory=lambda: list(filter(None, os.environ.get("WANDB_TAGS", "").split(",")))
-    )
+    project: str = "txl_lightning"
+    mode: str = option("offline", one_of("offline", "online", "disabled"))
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
     each: dict[str, Any] = field(default_factory=dict)
 
 
@@ -446,8 +435,9 @@ class LoggerConfig:
 class Config:
     """Config for one training run.
 
-    `variant` is empty, or names a variant in `txl_lightning.variants` together with its options, which `architecture`
-    validates. `callbacks` has Lightning callbacks by name, each with its class as `_target_` and the class's arguments.
+    `variant` is empty, or names a variant in `txl_lightning.variants` together with its options; `architecture`
+    validates them. `callbacks` has Lightning callbacks by name, each with its class as `_target_` and the class's
+    arguments.
 
     Attributes:
         loss: over all positions in a segment (full), its last half (half), or as many random ones (random_half), drawn
@@ -473,7 +463,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     context_curve: ContextCurveConfig = field(default_factory=ContextCurveConfig)
     callbacks: dict[str, Any] = field(default_factory=dict)
-    logger: LoggerConfig = MISSING
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
     extras: ExtrasConfig = field(default_factory=ExtrasConfig)
     loss: str = option("full", one_of("full", "half", "random_half"))
     ckpt_path: str | None = None
@@ -487,12 +477,10 @@ class Config:
 
 
 def check_logger(logger: LoggerConfig) -> None:
-    """Raise `OptionError` for a mode that W&B does not have, and for W&B's logger arguments."""
+    """Raise `OptionError` for arguments of W&B's logger."""
     given = logger.each.get("wandb")
     allowed = "has the options logger.project, logger.mode, logger.group and logger.tags"
     require(given is None, "logger.wandb", given, allowed)
-    allowed = "must be offline, online or disabled (default: the variable WANDB_MODE)"
-    require(logger.mode in ("offline", "online", "disabled"), "logger.mode", logger.mode, allowed)
 
 
 def check_values(options: Any, group: str = "") -> None:
@@ -546,7 +534,7 @@ def typed(config: Any) -> Any:
                     try:
                         OmegaConf.update(config, option, value)
                     except ValidationError as error:
-                        allowed = f"must be of the type of {option}"
+                        allowed = f"must have the same type as {option}"
                         raise OptionError(f"trainer.{argument}", value, allowed) from error
             if "check_val_every_n_epoch" in arguments:
                 config.trainer.val_every_n_steps = None
@@ -601,11 +589,10 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested config to dotted names."""
     items: dict[str, Any] = {}
     for name, value in values.items():
-        items |= (
-            flat(value, f"{prefix}{name}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{name}": value}
-        )
+        if isinstance(value, dict):
+            items.update(flat(value, f"{prefix}{name}."))
+        else:
+            items[f"{prefix}{name}"] = value
     return items
 
 
@@ -621,7 +608,7 @@ REMOVED = {
     "checkpoint.keep_best": "was removed: callbacks.NAME={_target_: lightning.pytorch.callbacks.ModelCheckpoint, …}",
     "trainer.kernel": "was removed: set Attention.kernel (docs/gpus.md)",
     "logger.name": "was removed: logger=NAME chooses",
-    "logger._target_": "is now logger.NAME._target_, with a name of your own",
+    "logger._target_": "is now logger.NAME._target_, with a NAME that you choose",
     "logger.arguments": "are now options: logger.NAME.ARGUMENT=VALUE",
 }
 

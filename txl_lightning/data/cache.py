@@ -52,7 +52,7 @@ def cached(cache_dir: str, inputs: object, prepare: Callable[[Path], Description
     prepared = _opened(folder)
     if prepared is not None:
         return prepared
-    failure = f"{folder} is damaged as soon as it is written"
+    failure = f"{folder} is damaged right after it was written"
     try:
         if os.path.lexists(folder):
             notice(f"data.cache_dir={directory}: {folder} is damaged; it is prepared again")

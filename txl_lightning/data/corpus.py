@@ -79,7 +79,7 @@ class Corpus:
 
     @property
     def sentences(self) -> dict[str, np.ndarray]:
-        """The `documents` in a corpus of unordered sentences (lm1b), which begin with `<S>`; empty otherwise."""
+        """The `documents` in a corpus of unordered sentences (lm1b), each beginning with `<S>`; empty otherwise."""
         return self.documents if self.vocabulary.starts_sentences else {}
 
     def facts(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def split_bytes(config: DataConfig, split: str) -> tuple[str, str, bytes]:
 
 
 def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]:
-    """Return a corpus's source and its checksum, which depends on contents, not on file names or times.
+    """Return a corpus's source and its checksum. It depends on contents, not on file names or times.
 
     With `whole` all the user's files are the split `WHOLE`.
 
@@ -413,7 +413,9 @@ def _prepare(
     for name, published in source.published.items():
         if given is None and counts[name] != published:
             differs = f"{counts[name]:,} ({name}) where {published:,} are published"
-            raise UserError(f"the preparation has {differs}: it is not, or not all, the text")
+            raise UserError(
+                f"the prepared text has {differs}: the file is another text, or incomplete"
+            )
     return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
 

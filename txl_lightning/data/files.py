@@ -184,13 +184,13 @@ def _by_name(files: Files, given: Any) -> dict[str, Files]:
     if set(splits) == {JOINED}:
         return splits
     for path in splits.get(JOINED, {}):
-        reason = f"has files that are splits and {path.name}, which is none; {HINT}"
+        reason = f"has split files and {path.name}, whose name says no split; {HINT}"
         raise OptionError("data.path", given, reason)
     require(
         "train" in splits,
         "data.path",
         given,
-        f"has no file that is train; {HINT}",
+        f"has no file for train; {HINT}",
     )
     return splits
 
@@ -258,7 +258,7 @@ def find_files(config: FileData, given: Any) -> Files:
             not is_twice,
             "data.path",
             given,
-            f"has {path.name}, packed and unpacked",
+            f"has {path.name} compressed and uncompressed",
         )
     return files
 

@@ -225,7 +225,7 @@ def read_column(path: Path, name: str, config: FileData) -> Records:
             column = column or _find_column(record, config)
             value = record.get(column)
         elif not isinstance(record, Exception):
-            value = TypeError("it is no object")
+            value = TypeError("it is not a JSON object")
         yield number, value
     if columns and not column:
         _demand_column(path, columns, config)
@@ -318,7 +318,7 @@ def _json(path: Path, config: FileData) -> Records:
             except BAD_RECORD:  # it may go on in the next chunk
                 rest = rest[at:]
     if "".join(rest.split()) != "]" * n_open:
-        raise ValueError(f"no JSON: {rest[:40]!r}")
+        raise ValueError(f"not JSON: {rest[:40]!r}")
 
 
 def _csv(path: Path, config: FileData) -> Records:
@@ -357,7 +357,7 @@ def _rows(path: Path, config: FileData, delimiter: str, quoting: Any) -> Records
         for number, row in enumerate(rows, 1):
             record: Any = row
             if None in row or None in row.values():
-                record = ValueError(f"it has not the {len(names)} fields of the header")
+                record = ValueError(f"it does not have the header's {len(names)} fields")
             yield number, record
 
 

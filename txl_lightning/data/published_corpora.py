@@ -49,7 +49,7 @@ CHECKSUMS = {
 }
 CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 WIKITEXT_EVALUATION = {"valid": 217_646, "test": 245_569}
-# Vocabulary entries and tokens per split with `<eos>`, which a correct preparation reproduces.
+# Vocabulary entries and tokens per split with `<eos>` that a correct preparation reproduces.
 PUBLISHED: dict[str, dict[str, int]] = {
     "enwik8, newlines kept": {"vocabulary": 205, **CHARACTERS},
     "enwik8, newlines dropped": {"vocabulary": 204},  # in bytes, line breaks are counted too
@@ -140,7 +140,7 @@ def wikipedia_2015(config: DataConfig) -> Source:
 
 
 def _folder(config: DataConfig) -> Path:
-    """Return a corpus's folder, which has its name, or else the name that the original's download script gives it.
+    """Return a corpus's folder: named after it, or as the original's download script names it.
 
     They are folders in `data.root`, or else in the folder that the variable TXL_DATA names, or else in a folder for
     downloads in `data.cache_dir`.

@@ -203,7 +203,7 @@ def open_vocabulary(config: DataConfig) -> MakeVocabulary:
 
 
 def generated(config: DataConfig, text: Callable[..., str], *arguments: Any) -> Path:
-    """Return the file with the text `text(*arguments)`, which is generated once for these arguments.
+    """Return the file with the text `text(*arguments)`, generated once for these arguments.
 
     Raises:
         UserError: the text cannot be stored.

@@ -66,7 +66,7 @@ class Subwords:
             contents = _contents(self._tokenizer, state)
         except Exception as error:  # the library raises a plain one for a file that it cannot read
             reason = str(error) if isinstance(error, UserError) else repr(error)
-            kind = "is not a tokenizer.json of tokens that are bytes, like GPT-2's"
+            kind = "is not a byte-level tokenizer.json, like GPT-2's"
             raise UserError(f"{kind} ({reason})") from error
         self.contents = tuple(contents.get(number, b"") for number in range(1 + max(contents)))
         if getattr(self._tokenizer.model, "dropout", None):
@@ -138,7 +138,7 @@ class Subwords:
         return [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
 
     def _remember(self, words: Texts) -> None:
-        """Encode words after white space as one text, which is quicker; the tokenizer divides it before each."""
+        """Encode words after white space as one text (quicker); the tokenizer divides it before each."""
         (ids,) = self._encode(["".join(words)])
         lengths = [len(self.contents[token]) for token in array("i", ids)]
         ends = np.cumsum([len(word.encode()) for word in words])
@@ -215,11 +215,11 @@ def _contents(tokenizer: Tokenizer, state: dict[str, Any]) -> dict[int, bytes]:
 def train_byte_pairs(texts: Iterable[str], vocab_size: int, least: int = N_BYTES) -> str:
     """Train byte-level BPE on a text and return its `tokenizer.json`: 256 bytes and at most `vocab_size` - 256 merges.
 
-    GPT-2's regular expression cuts the text into words, which no merge crosses; a word with more than `LONGEST_WORD`
-    bytes is cut for training. Equal texts give equal merges.
+    GPT-2's regular expression cuts the text into words, and no merge crosses words. A word with more than
+    `LONGEST_WORD` bytes is cut for training. Equal texts give equal merges.
 
     Args:
-        texts: the text in chunks, which may end anywhere.
+        texts: the text in chunks that may end anywhere.
         vocab_size: most tokens.
         least: fewest tokens.
 

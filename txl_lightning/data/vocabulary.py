@@ -17,7 +17,7 @@ from txl_lightning.errors import UserError
 
 Level = Literal["byte", "char", "word", "bpe", "ids"]
 LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")  # for texts
-# Read with a checkpoint's vocabulary, which is not made from the text again.
+# Read with a checkpoint's vocabulary instead of making one from the text again.
 KEPT_LEVELS = ("bpe", "ids")
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
@@ -121,7 +121,7 @@ class Vocabulary:
 
     @property
     def dtype(self) -> np.dtype:
-        """Type for encoded tokens: the smallest that fits for all levels except words, which have int32."""
+        """Type for encoded tokens: the smallest that fits for all levels except words (int32)."""
         if self.level == "word" or len(self) > 1 << 16:
             return np.dtype(np.int32)
         return np.dtype(np.uint8 if len(self) <= N_BYTES else np.uint16)
@@ -377,8 +377,8 @@ def characters_and_unknown(chunks: Iterable[bytes], min_count: int = 1) -> Vocab
 def words(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
     """Return the vocabulary with `<eos>` and a text's words, most frequent first, ties by appearance.
 
-    Case is kept. `<unk>` is placed by its count, which includes words rarer than `min_count`; if there are none, it is
-    the last entry.
+    Case is kept. `<unk>` is placed by its count, including words rarer than `min_count`; if there are none, it is the
+    last entry.
 
     Raises:
         UserError: white space does not divide the text into words, as most are rare.

@@ -29,7 +29,7 @@ T = TypeVar("T")
 MEETING = "TXL_MEETING"  # variable: folder in which ranks on one machine meet
 PREPARATION_LIMIT = timedelta(
     days=1
-)  # other collectives wait half an hour, which is short for a large corpus
+)  # other collectives wait half an hour: too short for a large corpus
 KEPT_BYTES = 1 << 30
 M_TRIM_THRESHOLD = -1  # numbers for glibc's mallopt(3)
 M_MMAP_THRESHOLD = -3
@@ -79,7 +79,7 @@ class Ranks:
         return int(largest)
 
     def in_turn(self, prepare: Callable[[], T]) -> T:
-        """Call `prepare` on the first rank on every machine, then on the rest, which find its files on disk.
+        """Call `prepare` on the first rank on every machine, then on the rest: they find its files on disk.
 
         Each rank gets the value or the error from its call.
         """

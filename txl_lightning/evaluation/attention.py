@@ -209,7 +209,7 @@ def attention_maps(
 
     Args:
         model: model with a memory and without extended context, in evaluation mode.
-        streams: streams of one split.
+        streams: streams from one split.
         max_segments: stop after this many segments of each.
 
     Raises:
@@ -264,7 +264,7 @@ class TextAttention(NamedTuple):
     """Attention from a piece of text to the tokens before it.
 
     Args:
-        position: position of the first target in the split.
+        position: position in the split: the first target's.
         weights_NHQC: attention of the query before each of the Q targets on the C tokens before the piece.
         targets: Q symbols.
         context: C symbols, the oldest first.

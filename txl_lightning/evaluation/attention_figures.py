@@ -39,7 +39,7 @@ def write_figures(
 
     Args:
         maps: rows of Figure 5 (`all`) and Figure 7 (a, b, d).
-        text: attention of Figure 6.
+        text: attention for Figure 6.
         heads: layer and head of every panel of Figure 6.
         averaged: what the maps are averages over, for titles.
         directory: folder for the files.
@@ -112,7 +112,7 @@ def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: 
 def draw_text(
     stem: Path, text: TextAttention, heads: Sequence[tuple[int, int]], title: str
 ) -> None:
-    """Draw Figure 6, a panel for each head, as SVG and PNG: rows are targets, columns tokens of the memory.
+    """Draw Figure 6, a panel for each head, as SVG and PNG: rows are targets, columns memory tokens.
 
     Coloured are the tokens that a target attends to most (`most_attended`). Only the nearest 256 tokens in a longer
     context are drawn.
@@ -121,7 +121,7 @@ def draw_text(
         stem: file path without suffix.
         text: attention on the tokens before the piece; 0 where a target does not see a token.
         heads: layer and head of every panel.
-        title: title of the figure.
+        title: figure title.
     """
     columns = [printable(symbol) for symbol in text.context[-MOST_COLUMNS:]]
     rows = [printable(symbol) for symbol in text.targets]

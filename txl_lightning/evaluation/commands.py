@@ -83,7 +83,7 @@ def open_text(
         trained: the checkpoint's contents.
         options: `checkpoint` and `data_path`.
         splits: one or several that are asked for, if any.
-        default: splits of the run's corpus that are read otherwise; another text is then read whole.
+        default: splits to read from the run's corpus by default; another text is then read whole.
     """
     if isinstance(splits, str):
         splits = [splits]

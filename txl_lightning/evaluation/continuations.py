@@ -107,7 +107,7 @@ def score_continuations(
 
 
 def _batches(continuations: Sequence[Continuation]) -> Iterator[list[int]]:
-    """Yield rows with texts of equal length."""
+    """Yield rows with equally long texts."""
 
     def length(row: int) -> int:
         return len(continuations[row].tokens)

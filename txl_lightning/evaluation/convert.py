@@ -58,7 +58,7 @@ CONFIG = "config.json"
 VOCABULARIES = ("vocab.json", "vocab", "vocab.txt", "1b_word_vocab.txt")
 OF_CORPUS = "corpus"
 NUMBER = re.compile("[0-9]*")
-SYMBOL_LEVELS = ("byte", "char", "word")  # a file of symbols has no merges
+SYMBOL_LEVELS = ("byte", "char", "word")  # a symbols file has no merges
 FIRST_WORD = re.compile(
     r"^[ \t]*([^ \t]*)"
 )  # a word may contain Unicode white space, as in Python 2
@@ -119,7 +119,7 @@ def _write_weights(weights: dict[str, Tensor], path: Path) -> None:
 
 
 def _write_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
-    """Write `tokenizer.json` for subwords or `vocab.json` for symbols; bytes are their own numbers."""
+    """Write `tokenizer.json` for subwords or `vocab.json` for symbols; bytes need no file."""
     if vocabulary.tokenizer:
         write_text(folder / "tokenizer.json", vocabulary.tokenizer)
     elif vocabulary.symbols:
@@ -333,7 +333,7 @@ def _write_run(
 
 
 def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
-    """Return the configuration of a run with this model; everything else comes from the options."""
+    """Return the configuration for a run with this model; everything else comes from the options."""
     groups: dict[str, Any] = {
         "model": {"name": "converted"},
         "encoding": {},

@@ -35,7 +35,7 @@ from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 
 PROMPTS = ("prompt", "prompt_ids", "context")
-# Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
+# Byte models can draw control characters. They are shown as a sign, so the terminal does not obey them.
 CODES = (
     *range(9),
     *range(
@@ -153,10 +153,9 @@ class Prompt:
 
     Args:
         title: description, for printing.
-        source: origin of the tokens, as `generation.json` states it.
+        source: where the tokens come from, as `generation.json` states it.
         numbers: all tokens, at least one.
-        tokens: those that the model reads: from the last start of a document on, for a run with
-            `memory.reset=document`.
+        tokens: the tokens that the model reads: with `memory.reset=document` from the last document start on.
         continuation: text that follows in the corpus; None for a typed text.
     """
 
@@ -210,7 +209,7 @@ def typed_prompt(text: str, trained: TrainedModel) -> Prompt:
 
 
 def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: int) -> Prompt:
-    """Return consecutive tokens of a split, and the text that follows."""
+    """Return consecutive tokens from a split, and the text that follows."""
     corpus, (split,) = open_text(trained, options, options.split, ["test"])
     tokens = corpus.splits[split]
     last = len(tokens) - n_context
@@ -229,7 +228,7 @@ def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: i
                 np.flatnonzero(context < 0),
                 default=0,
             )
-        )  # marks of documents
+        )  # document marks
     source = {
         "corpus": corpus.name,
         "sha256": corpus.checksum,

@@ -119,7 +119,7 @@ def cpu_bfloat16_speedup() -> float:
 
 
 def chosen_precision(precision: str, accelerator: str) -> str:
-    """Return the precision of a measurement: as given, or for `auto` the `fastest_precision`."""
+    """Return a measurement's precision: as given, or for `auto` the `fastest_precision`."""
     if precision == "auto":
         return fastest_precision(accelerator)
     return precision

@@ -25,7 +25,7 @@ from txl_lightning.model.language_model import LanguageModel
 
 SEGMENT_TOKENS = 4_096  # in segments without memory that are scored together
 NORMAL_95 = 1.96  # standard errors on either side of a mean
-PROGRESS_SECONDS = 20.0  # between two lines of progress where there is no terminal
+PROGRESS_SECONDS = 20.0  # between two progress lines where there is no terminal
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -72,9 +72,9 @@ def stream_losses(
     do not depend on each other: neighbours of equal shape are scored in one batch of about `SEGMENT_TOKENS` tokens.
 
     Args:
-        model: scores the tokens, at its own lengths.
-        streams: streams of the text.
-        max_segments: stop after this many segments of each.
+        model: scores the tokens, at its current lengths.
+        streams: the text's streams.
+        max_segments: stop after this many segments per stream.
         title: title of the progress.
     """
     started = time.perf_counter()
@@ -102,14 +102,14 @@ def stream_losses(
     nll_P = np.concatenate(losses, axis=1).ravel()
     positions = [streams.positions(index) for index in range(n_segments)]
     positions_P = np.concatenate(positions, axis=1).ravel()
-    order = positions_P.argsort()  # streams of shuffled sentences are in another order
+    order = positions_P.argsort()  # shuffled sentences have another order in streams
     left_out = {**streams.left_out, "max_segments": streams.n_targets - len(nll_P)}
     seconds = time.perf_counter() - started
     return TokenLosses(nll_P[order], positions_P[order], left_out, seconds)
 
 
 def _segments_of_one_shape(segments: Iterable[Batch], most_tokens: int) -> Iterator[list[Batch]]:
-    """Yield lists of neighbouring segments of one shape, together at most `most_tokens` unless alone."""
+    """Yield lists of neighbouring segments with one shape, together at most `most_tokens` unless alone."""
     for shapes, alike in groupby(
         segments,
         lambda one: (one.tokens.shape, one.targets.shape),

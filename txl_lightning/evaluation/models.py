@@ -76,7 +76,7 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
     for name, value in config.variant.items():
         if name != "name":
             known = ", ".join(variant_options) or "none"
-            allowed = f"is no option of variant={config.variant['name']}, which has {known}"
+            allowed = f"unknown option for variant={config.variant['name']}; it has {known}"
             require(name in variant_options, f"variant.{name}", value, allowed)
             values[name] = value
     if is_recurrent:

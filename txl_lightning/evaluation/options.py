@@ -14,7 +14,7 @@ from txl_lightning.errors import COUNT, LENGTH, Rule, at_most, one_of
 TABLE_9 = (800, 1800, 2800, 3800)  # attention lengths
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
 SPLITS = ("train", "valid", "test")
-OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"must be of {', '.join(SPLITS)}")
+OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"may contain only {', '.join(SPLITS)}")
 LENGTHS: Rule = (
     lambda x: (
         min(
@@ -106,11 +106,11 @@ class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, Checkpoint
         ext_len: extended context in tokens.
         same_length: whether all queries attend to equally many keys.
         attention_lengths: attention lengths to choose from, for Table 6: swept on validation; all splits are scored at
-            the lengths of training and at the best length.
-        sweep_tokens: tokens of validation to sweep on, from its start; null for all.
-        block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
-        losses: write the loss of every token to `losses_SPLIT.npz`.
-        continuations: table (.tsv, .jsonl) with the columns context and continuation, scored in place of splits.
+            training's lengths and at the best length.
+        sweep_tokens: validation tokens to sweep on, from its start; null for all.
+        block_len: tokens in a block, the unit for standard errors where a corpus has no sentences.
+        losses: write every token's loss to `losses_SPLIT.npz`.
+        continuations: table (.tsv, .jsonl) with the columns context and continuation, scored instead of splits.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
     """
 
@@ -138,7 +138,7 @@ class AttentionOptions(LengthOptions, LoggedOptions, CheckpointOptions):
     Args:
         split: train, valid or test; null for valid, or for another text (`data_path`) as a whole.
         same_length: whether every query attends to exactly mem_len keys, as in the paper's evaluation.
-        text_position: position in the split of Figure 6's first target; null for the middle.
+        text_position: where Figure 6's first target stands in the split; null for the middle.
     """
 
     split: str | None = option(None, one_of(*SPLITS))
@@ -189,12 +189,19 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
         n_samples: samples to generate, one after the other.
         top_k: draw from the k most probable tokens; null for all.
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
-        temperature: divisor of the logits.
+        temperature: divides the logits.
         stop: text: a sample ends with the token that completes it; null for none.
+<<<<<<< HEAD
         seed: seed of the first sample; the next sample has seed + 1.
         mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
             then recomputes a window of its training segment for every token. Distances beyond the longest of training
             are clamped.
+=======
+        seed: seed for the first sample, and for `position`; the next sample has seed + 1.
+        mem_len: memory length in tokens; null for the length in the run's evaluation. A run without recurrence then
+            recomputes a window as long as its training segment for every token. Distances beyond training's longest are
+            clamped.
+>>>>>>> main
     """
 
     prompt: str | None = None
@@ -220,7 +227,7 @@ class ConvertOptions(Config):
         source: checkpoint to convert: a file, or a folder with weights and config.json. For tensorflow a folder with
             one checkpoint (NAME.index and NAME.data-…), or its path without `.index`.
         source_format: original, huggingface, tensorflow or txl.
-        target: where to write the result, which must not exist: a file for txl, otherwise a folder.
+        target: where to write the result: a file for txl, otherwise a folder; it must not exist.
         target_format: original, huggingface or txl, another one than the source's.
         memory_start: empty or zeros, how the memory starts; null for the source's.
         mem_len: memory length in tokens; null for the source's. A TensorFlow model without config.json needs it.

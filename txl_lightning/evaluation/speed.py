@@ -138,7 +138,7 @@ class TimedScheme:
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """Return the losses of the next segment, [1, segment_len], in nats."""
+        """Return the next segment's losses, [1, segment_len], in nats."""
         tokens_1T = looped(self.text_1n, self.position, self.segment_len + 1)
         self.position += self.segment_len
         nll_1T, self.state = self.model.score(
@@ -183,8 +183,8 @@ def make_schemes(
         hidden         segments with L hidden states as memory, the paper's scheme
         cached         segments with L keys and values as memory
 
-    Every query attends to exactly L keys (`same_length`), including its own. The memories start as zeros, which does
-    not change the times, and are never reset.
+    Every query attends to exactly L keys (`same_length`), including itself. The memories start as zeros (the times are
+    the same) and are never reset.
     """
     lengths: dict[str, Any] = {
         "mem_len": attention_len,
@@ -216,7 +216,7 @@ def run_rounds(schemes_by_length: dict[int, Schemes], rounds: int) -> None:
 
 
 def summary(attention_len: int, schemes: Schemes) -> dict[str, Any]:
-    """Return a line of Table 9: times, and ratios of vanilla to state reuse within the rounds."""
+    """Return a line for Table 9: times, and ratios between vanilla and state reuse within the rounds."""
     rounds = {name: np.array(scheme.seconds) for name, scheme in schemes.items()}
     ratios = {}
     for name in ("hidden", "cached"):
@@ -230,7 +230,7 @@ def summary(attention_len: int, schemes: Schemes) -> dict[str, Any]:
 
 
 def spread(values: Array) -> dict[str, Any]:
-    """Return the median and the extremes of the rounds."""
+    """Return the median and the extremes over rounds."""
     middle = float(np.median(values))
     rounds = values.tolist()
     return {

@@ -103,7 +103,7 @@ def content_and_position(
         pads_distances: whether a GPU may append rows with zeros to r. They change later keys' scores, which a causal
             mask must then hide.
     """
-    scale = q_HBTE.shape[-1] ** -0.5  # for queries and biases, which are smaller than scores
+    scale = q_HBTE.shape[-1] ** -0.5  # for queries and biases: smaller than scores
     query_HBTE = q_HBTE * scale
     content = _with_bias(query_HBTE if "a" in terms else None, u_HE, scale)
     if content is None:

@@ -298,7 +298,7 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
             state = self.start_memory(B)
         if state.batch_size != B:
             raise ValueError(
-                f"state of {state.batch_size} streams given with tokens of {B} streams"
+                f"state of {state.batch_size} streams given with tokens for {B} streams"
             )
         previous_NBD = state.previous.detach()
         cells_NBD = state.cells.detach()

@@ -93,7 +93,7 @@ class TokenEmbedding(nn.Module):
         return embedded_BTD * self.d_model**0.5
 
     def _embed_by_cluster(self, tokens_BT: Tensor) -> Tensor:
-        """Embed all tokens in every cluster, which is cheap: to select them, the CPU would wait for a GPU."""
+        """Embed all tokens in every cluster. This is cheap: to select them, the CPU would wait for a GPU."""
         embedded_BTD = self.tables[0].new_zeros(*tokens_BT.shape, self.d_model)
         last = self.n_clusters - 1
         for cluster, (first, end) in enumerate(self.ranges()):

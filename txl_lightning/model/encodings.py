@@ -42,7 +42,7 @@ class LayerPositions(NamedTuple):
     Args:
         u_HE: content bias u, term (c).
         v_HE: position bias v, term (d).
-        sinusoids_SD: R for the distances K, …, 0 (S = K + 1), which the layer projects by its W_{k,R}.
+        sinusoids_SD: R for the distances K, …, 0 (S = K + 1); the layer projects it by its W_{k,R}.
         table_HSE: vectors r for the distances K, …, 0: trained, or W_{k,R} R from cached inference.
         bias_HS: biases for the distances K, …, 0, instead of v·(W_{k,R} R).
         rotation_2SE: `positions.rotation` for the distances K, …, 0, for queries and keys.
@@ -105,7 +105,7 @@ class Encoding(nn.Module):
         return hidden_BTD
 
     def layer_input(self, n: int, hidden_BTD: Hidden) -> Hidden:
-        """Return layer n's input, which its memory keeps, from the previous layer's output."""
+        """Return layer n's input, as its memory keeps it, from the previous layer's output."""
         return hidden_BTD
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:

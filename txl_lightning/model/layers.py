@@ -17,9 +17,9 @@ PROJECTION_STD = 0.01
 class Dropout(nn.Module):
     """Inverted dropout: each element is zeroed with probability p, the rest are divided by 1 - p.
 
-    On CPU torch draws one random number per element, which can cost more than a layer's matrix products. Here one
-    64-bit draw from the same generator decides four elements, so p is rounded to a multiple of 2^-16 (0.1 becomes
-    0.100006, and the scale follows). On other devices, and when compiled, it is torch's dropout.
+    On CPU torch draws one random number per element. This can cost more than a layer's matrix products. Here one 64-bit
+    draw from the same generator decides four elements, so p is rounded to a multiple of 2^-16 (0.1 becomes 0.100006,
+    and the scale follows). On other devices, and when compiled, it is torch's dropout.
 
     Args:
         p: probability that an element is zeroed, in [0, 1).

@@ -204,7 +204,7 @@ class TransformerXL(ScoringModel, nn.Module):
             ValueError: it has another number of streams, or another kind.
         """
         if memory.batch_size != batch_size:
-            streams = f"{memory.batch_size} streams given with tokens of {batch_size} streams"
+            streams = f"{memory.batch_size} streams given with tokens for {batch_size} streams"
             raise ValueError(f"memory of {streams}")
         if type(memory) is not self.state_class:
             raise ValueError(f"{type(memory).__name__} given to a {type(self).__name__}")

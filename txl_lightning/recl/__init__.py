@@ -7,18 +7,12 @@ jaxtyping too.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txl_lightning.recl.effective_context import (
     EffectiveContext,
     relative_effective_context_lengths,
 )
-
-if TYPE_CHECKING:
-    from txl_lightning.recl.comparison import compare
-    from txl_lightning.recl.loss_by_context import context_curve
-    from txl_lightning.recl.positions import position_blocks
-    from txl_lightning.recl.windows import WindowReader, window_losses, window_reader
 
 MODULES = {
     "WindowReader": "windows",

@@ -35,11 +35,12 @@ class LossFunction:
         state: None = None,
     ) -> tuple[Tensor, None]:
         """Return the targets' losses; with fewer targets than tokens, the first tokens are only context."""
-        last_BT = targets_BT[:, -1:]
-        window_BT = torch.cat([tokens_BT, last_BT], dim=1)
+        window_BT = torch.cat(
+            [tokens_BT, targets_BT[:, -1:]],
+            dim=1,
+        )
         nll_BT = torch.as_tensor(self.function(window_BT))
-        n_targets = targets_BT.shape[1]
-        return nll_BT[:, -n_targets:], state
+        return nll_BT[:, -targets_BT.shape[1] :], state
 
 
 def compare(
@@ -71,9 +72,7 @@ def compare(
             positions,
             contexts,
         )
-    results = group_results(losses, contexts, positions, blocks, "ppl", **definition)
-    for entries in results["models"]:
-        entries["kind"] = type(models[entries["name"]]).__name__
+    results = group_results(losses, contexts, positions, blocks, "token", **definition)
     results["split"] = f"{len(tokens):,} tokens"
     results["corpus"] = {"name": "text", "level": "token"}
 

@@ -38,15 +38,12 @@ class EffectiveContext:
             threshold.
         low: lower end of RECL's percentile interval over resampled blocks.
         high: upper end of that interval.
-        high_at_least: whether `high` is only a lower bound.
         guarded: RECL that also ends where the model's mean loss no longer falls, over all or over hard positions.
         guarded_at_least: whether `guarded` is only a lower bound.
         guarded_low: lower end of the interval for `guarded`.
         guarded_high: upper end of that interval.
-        guarded_high_at_least: whether `guarded_high` is only a lower bound.
         gains_again: first context beyond `value` to which a step gains the threshold again; None if
             there is none.
-        limit: largest context that the model can see; None for no limit.
         relative_gains: g(c, c') for every c in the grid except the last, with c' = c + Δ.
         perplexity_gains: exp f(c, c) - exp f(c, c') at these c (Figure 3).
         perplexities: exp f(c, c) at these c, equal for all models in the group.
@@ -56,14 +53,11 @@ class EffectiveContext:
     at_least: bool
     low: int
     high: int
-    high_at_least: bool
     guarded: int
     guarded_at_least: bool
     guarded_low: int
     guarded_high: int
-    guarded_high_at_least: bool
     gains_again: int | None
-    limit: int | None
     relative_gains: list[float]
     perplexity_gains: list[float]
     perplexities: list[float]
@@ -111,35 +105,28 @@ def relative_effective_context_lengths(
     """
     check_definition(contexts, fractions, threshold, bootstrap)
     losses_ICP = np.stack([*losses.values()]).astype(np.float64)
-    n_contexts, n_positions = losses_ICP.shape[1:]
-    is_finite = bool(np.isfinite(losses_ICP).all())
-    require(is_finite, "losses", "nan or inf", "must be finite")
-    allowed = f"must be {n_contexts}, as the losses have"
+    _, n_contexts, n_positions = losses_ICP.shape
     require(
-        len(contexts) == n_contexts,
-        "contexts",
-        list(contexts),
-        allowed,
+        bool(np.isfinite(losses_ICP).all()),
+        "losses",
+        "nan or inf",
+        "must be finite",
     )
+    allowed = f"must be {n_contexts}, as the losses have"
+    require(len(contexts) == n_contexts, "contexts", list(contexts), allowed)
     if blocks is None:
         blocks = np.arange(n_positions)
-    limits = limits or {}
     block_names, block_P = np.unique(blocks, return_inverse=True)
     counts_SB = np.ones((1 + bootstrap, len(block_names)))  # the first sample is the text itself
     counts_SB[1:] = resampled(len(block_names), bootstrap, seed)
-    short_RSC, long_RISC, rises_RISC = measured_steps(losses_ICP, fractions, counts_SB, block_P)
+    means_RVSC, rises_RISC = measured_steps(losses_ICP, fractions, counts_SB, block_P)
     results: dict[str, dict[float, EffectiveContext]] = {}
     for i, name in enumerate(losses):
+        limit = (limits or {}).get(name)
         results[name] = {}
         for k, r in enumerate(fractions):
-            results[name][r] = _effective_context(
-                short_RSC[k],
-                long_RISC[k, i],
-                rises_RISC[k, i],
-                contexts,
-                threshold,
-                limits.get(name),
-            )
+            steps = (means_RVSC[k, 0], means_RVSC[k, 1 + i], rises_RISC[k, i])
+            results[name][r] = _effective_context(*steps, contexts, threshold, limit)
     return results
 
 
@@ -154,22 +141,12 @@ def check_definition(
     Raises:
         OptionError: naming the option.
     """
-    ascending = all(c < longer for c, longer in pairwise([0, *contexts]))
+    is_grid = len(contexts) >= 2 and min(np.diff([0, *contexts])) > 0
     allowed = "must be at least two, ascending, the first >= 1"
-    require(
-        len(contexts) >= 2 and ascending,
-        "contexts",
-        list(contexts),
-        allowed,
-    )
-    different = 1 <= len(fractions) == len(set(fractions))
-    in_range = all(0 < r <= 1 for r in fractions)
-    require(
-        different and in_range,
-        "fractions",
-        list(fractions),
-        "must be different numbers in (0, 1]",
-    )
+    require(is_grid, "contexts", list(contexts), allowed)
+    are_different = 1 <= len(fractions) == len(set(fractions))
+    are_fractions = are_different and 0 < min(fractions) <= max(fractions) <= 1
+    require(are_fractions, "fractions", list(fractions), "must be different numbers in (0, 1]")
     require(0 < threshold < 1, "threshold", threshold, "must be in (0, 1)")
     check("bootstrap", bootstrap, LENGTH, at_most("bootstrap"))
 
@@ -184,54 +161,44 @@ def _effective_context(
 ) -> EffectiveContext:
     gains_SC = -np.expm1(long_SC - short_SC)
     ends_SC = gains_SC < threshold
-    length = _length(ends_SC, contexts, limit)
-    guarded = _length(ends_SC | rises_SC, contexts, limit)
-    gains_again = None
-    value = length[0]
-    for c, ends in enumerate(ends_SC[0]):
-        if contexts[c] > value and not ends:
-            gains_again = contexts[c + 1]
-            break
+    value, low, high = _length(ends_SC, contexts, limit)
+    guarded, guarded_low, guarded_high = _length(ends_SC | rises_SC, contexts, limit)
+    is_open = limit is None or limit > contexts[-1]
+    gains_C = np.flatnonzero(ends_SC[0] < (np.array(contexts[:-1]) > value))
     perplexities_C = np.exp(short_SC[0])
-    perplexity_gains_C = perplexities_C - np.exp(long_SC[0])
     return EffectiveContext(
-        *length,
-        *guarded,
-        gains_again=gains_again,
-        limit=limit,
+        value=value,
+        at_least=is_open and value == contexts[-1],
+        low=low,
+        high=high,
+        guarded=guarded,
+        guarded_at_least=is_open and guarded == contexts[-1],
+        guarded_low=guarded_low,
+        guarded_high=guarded_high,
+        gains_again=contexts[gains_C[0] + 1] if len(gains_C) else None,
         relative_gains=gains_SC[0].tolist(),
-        perplexity_gains=perplexity_gains_C.tolist(),
+        perplexity_gains=(perplexities_C - np.exp(long_SC[0])).tolist(),
         perplexities=perplexities_C.tolist(),
     )
 
 
-def _length(
-    ends_SC: Booleans,
-    contexts: Sequence[int],
-    limit: int | None,
-) -> tuple[int, bool, int, int, bool]:
+def _length(ends_SC: Booleans, contexts: Sequence[int], limit: int | None) -> list[int]:
     """Return the first context at which gains end, at most the limit, and its interval over samples.
 
-    A flag after the value says whether the gains did not end on the grid, in the first sample (the text itself). A flag
-    after the higher end says so for a sample at that end.
+    The first sample is the text itself. Where gains do not end it is the longest context.
     """
-    never_S: Booleans = np.logical_not(ends_SC.any(axis=1))
-    first_S = ends_SC.argmax(axis=1)
-    first_S[never_S] = len(contexts) - 1
-    value_S = np.array(contexts)[first_S]
-    if limit is not None:
-        never_S &= value_S < limit
-        value_S = np.minimum(value_S, limit)
-    sampled_S = value_S[1:]
-    sampled_never_S = never_S[1:]
-    if len(sampled_S) == 0:
-        sampled_S = value_S
-        sampled_never_S = never_S
-    ends = np.quantile(sampled_S, INTERVAL, method="inverted_cdf")
-    low, high = ends.astype(int).tolist()
-    is_at_end_S = sampled_S == high
-    high_at_least = bool(sampled_never_S[is_at_end_S].any())
-    return int(value_S[0]), bool(never_S[0]), low, high, high_at_least
+    never_S1 = np.ones((len(ends_SC), 1), dtype=bool)
+    first_S = np.hstack([ends_SC, never_S1]).argmax(axis=1)
+    value_S = np.minimum(
+        np.array(contexts)[first_S],
+        limit or contexts[-1],
+    )
+    sampled_S = value_S[min(1, len(value_S) - 1) :]
+    interval = np.quantile(sampled_S, INTERVAL, method="inverted_cdf")
+    return [
+        int(value_S[0]),
+        *interval.astype(int).tolist(),
+    ]
 
 
 def measured_steps(
@@ -239,14 +206,14 @@ def measured_steps(
     fractions: Sequence[float],
     counts_SB: Array,
     block_P: Integers,
-) -> tuple[Array, Array, Booleans]:
+) -> tuple[Array, Booleans]:
     """Return the means for every grid step from c to c', in each block sample (S in all), in nats.
 
         T = the fraction r of a sample's positions with the largest b(c,t)
         H = the fraction r of a sample's positions with the largest sum_{c''<c} b(c'',t); all positions at c_0
 
-    These are f(c, c), common to all models, [R, S, C]; f_i(c, c'), [R, I, S, C]; and whether a model's mean loss does
-    not fall, [R, I, S, C].
+    These are f(c, c), common to all models, and then f_i(c, c'), [R, 1 + I, S, C]; and whether a
+    model's own mean loss does not fall, [R, I, S, C].
 
     A fraction times n positions is rounded, halves up, to at least one. A model's mean loss falls if the mean of
     l_i(c',t) - l_i(c,t) is below 0 over all positions and over H.
@@ -261,17 +228,25 @@ def measured_steps(
         block_P: block index per position.
     """
     n_S = counts_SB @ np.bincount(block_P)
-    sizes_RS = np.maximum(1, np.floor(np.outer(fractions, n_S) + 0.5))
-    short = []
-    long = []
+    sizes_RS = np.maximum(
+        1,
+        np.floor(np.outer(fractions, n_S) + 0.5),
+    )
+    means = []
     rises = []
     before_P = np.zeros(losses_ICP.shape[2])
-    for c, (now_IP, next_IP) in enumerate(pairwise(losses_ICP.transpose(1, 0, 2))):
+    for c, (now_IP, next_IP) in enumerate(
+        pairwise(
+            losses_ICP.transpose(
+                1,
+                0,
+                2,
+            )
+        )
+    ):
         best_P = now_IP.min(axis=0)
         values_VP = np.vstack([best_P, np.minimum(best_P, next_IP)])
-        means_RVS = _hardest_means(values_VP, sizes_RS, counts_SB, block_P)
-        short.append(means_RVS[:, 0])
-        long.append(means_RVS[:, 1:])
+        means.append(_hardest_means(values_VP, sizes_RS, counts_SB, block_P))
 
         change_IP = next_IP - now_IP
         sums_IB = np.stack([np.bincount(block_P, change_P) for change_P in change_IP])
@@ -283,10 +258,10 @@ def measured_steps(
             rises_RIS |= means_RVS[:, 1:] >= 0
         rises.append(rises_RIS)
         before_P += best_P
-    short_RSC = np.stack(short, axis=-1)
-    long_RISC = np.stack(long, axis=-1)
-    rises_RISC = np.stack(rises, axis=-1)
-    return short_RSC, long_RISC, rises_RISC
+    return np.stack(
+        means,
+        axis=-1,
+    ), np.stack(rises, axis=-1)
 
 
 def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P: Integers) -> Array:
@@ -299,12 +274,18 @@ def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P:
     values_VP = values_VP[:, order]
     block_P = block_P[order]
     n_blocks = counts_SB.shape[1]
-    is_lower = np.diff(values_VP[0], prepend=values_VP[0, :1]) != 0
+    is_lower = (
+        np.diff(
+            values_VP[0],
+            prepend=values_VP[0, :1],
+        )
+        != 0
+    )
     bucket_P = np.cumsum(is_lower) // BUCKET
     n_buckets = bucket_P[-1] + 1
     edges = np.searchsorted(bucket_P, np.arange(n_buckets + 1))
-    sizes_BK = np.bincount(block_P * n_buckets + bucket_P, minlength=n_blocks * n_buckets)
-    sizes_BK = sizes_BK.reshape(n_blocks, n_buckets)
+    sizes_BK = np.zeros((n_blocks, n_buckets))
+    np.add.at(sizes_BK, (block_P, bucket_P), 1)
     before_SK = counts_SB @ (np.cumsum(sizes_BK, axis=1) - sizes_BK)
 
     totals_RVS = np.empty((len(sizes_RS), len(values_VP), len(counts_SB)))
@@ -316,11 +297,19 @@ def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P:
             counts = counts_SB[here]
             sorted_P = values_VP[0, start:stop]
             size = size_S[here] - before_SK[here, k]
-            weights = _shares_of_hardest(sorted_P, size, counts[:, block_P[start:stop]])
+            weights = _shares_of_hardest(
+                sorted_P,
+                size,
+                counts[:, block_P[start:stop]],
+            )
             for v, values_P in enumerate(
                 values_VP
             ):  # one by one: rounding must not depend on other samples
-                sums_B = np.bincount(block_P[:start], values_P[:start], minlength=n_blocks)
+                sums_B = np.bincount(
+                    block_P[:start],
+                    values_P[:start],
+                    minlength=n_blocks,
+                )
                 totals_RVS[r, v, here] = counts @ sums_B + weights @ values_P[start:stop]
     return totals_RVS / sizes_RS[:, None]
 
@@ -339,7 +328,11 @@ def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Arra
     is_first = np.concatenate([[True], is_lower])
     totals = np.add.reduceat(counts_SP, np.flatnonzero(is_first), axis=1)
     earlier = np.cumsum(totals, axis=1) - totals
-    taken = np.clip(size_S[:, None] - earlier, 0, totals)
+    taken = np.clip(
+        size_S[:, None] - earlier,
+        0,
+        totals,
+    )
     shares = taken / np.maximum(totals, 1)
     number_P = np.cumsum(is_first) - 1
     weights_SP: Array = counts_SP * shares[:, number_P]
@@ -349,5 +342,9 @@ def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Arra
 def resampled(n_blocks: int, n_samples: int, seed: int) -> Array:
     """Return counts [S, B] for B blocks drawn with replacement."""
     evenly = np.full(n_blocks, 1 / n_blocks)
-    counts_SB = np.random.default_rng(seed).multinomial(n_blocks, evenly, size=n_samples)
+    counts_SB = np.random.default_rng(seed).multinomial(
+        n_blocks,
+        evenly,
+        size=n_samples,
+    )
     return counts_SB.astype(np.float64)

@@ -22,14 +22,13 @@ from txl_lightning.recl.windows import WindowReader
 
 MOST_RESERVED = 8  # rows in a position table
 SHOWN = 20  # characters around a changed text
-WEIGHTS_ALONE = "is weights alone: give the folder, with config.json and a tokenizer"
-WEIGHTS = {
-    **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth"), WEIGHTS_ALONE),
-    ".gguf": "is a file for llama.cpp: give the folder of the original weights, with config.json",
-    ".ckpt": "is a checkpoint: a checkpoint of txl train goes into checkpoints=",
+NO_MODEL = {  # by a file that a folder without config.json has
+    "*.ckpt": "a checkpoint of txl train goes into checkpoints=",
+    "*.bin": "weights alone: give the folder that has config.json and a tokenizer too",
+    "*.safetensors": "weights alone: give the folder that has config.json and a tokenizer too",
+    "*.gguf": "a file for llama.cpp: give the folder of the original weights, with config.json",
+    "adapter_config.json": "an adapter alone: merge it into its base model (PEFT's merge_and_unload), and save that",
 }
-ADAPTER = "is an adapter alone: merge it into its base model (PEFT's merge_and_unload), and save the result"
-NO_TOKENIZER_LOADED = "has no tokenizer that can be loaded"
 NO_TOKENIZER = "has no tokenizer: save the model's own beside it (tokenizer.save_pretrained)"
 
 
@@ -46,8 +45,8 @@ class HuggingFaceModel(nn.Module):
         self.model: Any = model
         self.begin_of_text = list(begin_of_text)
         self.selects = "logits_to_keep" in inspect.signature(model.forward).parameters
-        numbers = re.findall(r"\d+", model.config.to_json_string(use_diff=False))
-        self.window_lengths = [int(number) for number in numbers]
+        config = model.config.to_json_string(use_diff=False)
+        self.window_lengths = list(map(int, re.findall(r"\d+", config)))
         self.loaded: list[tuple[nn.Module, Entries]] = []
 
     def restore(self) -> None:
@@ -58,10 +57,10 @@ class HuggingFaceModel(nn.Module):
         """
         if not self.loaded:
             for module in self.model.modules():
-                self.loaded.append((module, _copied_attributes(vars(module))))
+                self.loaded.append((module, _copied(vars(module))))
         for module, attributes in self.loaded:
             vars(module).clear()
-            vars(module).update(_copied_attributes(attributes))
+            vars(module).update(_copied(attributes))
 
     def score(
         self,
@@ -73,14 +72,20 @@ class HuggingFaceModel(nn.Module):
         context.
         """
         T = tokens_BT.shape[1]
-        first = T - targets_BT.shape[1]
-        places_C = torch.arange(first, T, device=tokens_BT.device)
+        places_C = torch.arange(
+            T - targets_BT.shape[1],
+            T,
+            device=tokens_BT.device,
+        )
         return self.losses_at(tokens_BT, targets_BT, places_C), None
 
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor) -> Tensor:
         """Return the losses, [B, C], for the targets after the tokens at `places_C` in a text that begins with them."""
         if self.begin_of_text:
-            begin_BT = tokens_BT.new_tensor(self.begin_of_text).expand(len(tokens_BT), -1)
+            begin_BT = tokens_BT.new_tensor(self.begin_of_text).expand(
+                len(tokens_BT),
+                -1,
+            )
             tokens_BT = torch.cat([begin_BT, tokens_BT], dim=1)
             places_C = places_C + len(self.begin_of_text)
         self.restore()
@@ -88,19 +93,14 @@ class HuggingFaceModel(nn.Module):
             logits_BCV = self.model(input_ids=tokens_BT, logits_to_keep=places_C).logits
         else:
             logits_BCV = self.model(input_ids=tokens_BT).logits[:, places_C]
-        return nn.functional.cross_entropy(
-            logits_BCV.float().transpose(1, 2),
-            targets_BC,
-            reduction="none",
-        )
+        logits_BVC = logits_BCV.float().transpose(1, 2)
+        return nn.functional.cross_entropy(logits_BVC, targets_BC, reduction="none")
 
 
-def _copied_attributes(attributes: Entries) -> Entries:
+def _copied(attributes: Entries) -> Entries:
     """Return a module's attributes, with copies of its parts' dictionaries."""
-    copied = dict(attributes)
-    for name in ("_modules", "_parameters", "_buffers"):
-        copied[name] = copy.copy(attributes[name])
-    return copied
+    parts = {name: copy.copy(value) for name, value in attributes.items() if type(value) is dict}
+    return {**attributes, **parts}
 
 
 def load_huggingface(
@@ -131,7 +131,7 @@ def load_huggingface(
     source = _source(reference)
     with foreign_errors(reference, "cannot be loaded"):
         model, findings = _load_model(transformers, source, reference)
-    with foreign_errors(reference, NO_TOKENIZER_LOADED):
+    with foreign_errors(reference, "has no tokenizer that can be loaded"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         begin = begin_tokens(tokenizer, begin_of_text, reference)
     if "auto_map" in tokenizer.init_kwargs:
@@ -141,21 +141,16 @@ def load_huggingface(
     positions = positions or getattr(config, "max_seq_len", None)
     limit = None
     limit_reason = None
-    if positions:
-        table = position_table(model, positions)
-        if table is not None:
-            limit = table[0] - len(begin)
-            limit_reason = f"its table of positions, {table[1]}"
-        elif positions < longest_context:
-            limit_reason = f"no table of positions ends at the {positions} of its config"
+    table = position_table(model, positions) if positions else None
+    if table is not None:
+        limit = table[0] - len(begin)
+        limit_reason = f"its table of positions, {table[1]}"
+    elif positions and positions < longest_context:
+        limit_reason = f"no table of positions ends at the {positions} of its config"
 
     def tokenize(content: bytes) -> TokenizedText:
         with foreign_errors(reference, "cannot read the text"):
-            text = tokenized(tokenizer, content.decode(), reference)
-        largest = int(text.tokens.max())
-        allowed = f"knows {config.vocab_size} tokens, but its tokenizer gives number {largest}"
-        require(largest < config.vocab_size, MODELS, reference, allowed)
-        return text
+            return tokenized(tokenizer, content.decode(), reference)
 
     return Member(
         name=name,
@@ -173,25 +168,20 @@ def load_huggingface(
 
 
 def _source(reference: str) -> str:
-    """Return the folder or the name on the hub; a path in a folder that exists is no name.
+    """Return the folder or the name on the hub.
 
     Raises:
-        OptionError: the path is a weights file, an adapter, or a folder without a model.
+        OptionError: the path is a file, or a folder without a model.
     """
     source = reference.removeprefix(HUGGING_FACE)
     path = Path(source).expanduser()
-    fault = WEIGHTS.get(path.suffix, "")
-    require(not fault, MODELS, reference, fault)
-    is_path = source.startswith((".", "/", "~")) or source.count("/") > 1
-    is_in_folder = "/" in source and path.parent.is_dir()
-    if not (is_path or is_in_folder):
+    is_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or path.exists()
+    if not is_path:
         return source
     fault = "has no config.json"
-    for file in sorted(path.glob("*")):
-        if file.suffix in WEIGHTS:
-            fault = f"has no config.json; {file.name} {WEIGHTS[file.suffix]}"
-    if (path / "adapter_config.json").is_file():
-        fault = ADAPTER
+    for pattern, words in NO_MODEL.items():
+        if path.match(pattern) or any(path.glob(pattern)):
+            fault = f"has no config.json, and is {words}"
     require((path / "config.json").is_file(), MODELS, reference, fault)
     return str(path)
 
@@ -214,23 +204,20 @@ def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, En
     )
     model.eval().requires_grad_(False)
     model.config.use_cache = False
-    parameters = {key for key, _ in model.named_parameters()}
-    missing = sorted(parameters & set(loaded["missing_keys"]))
-    allowed = f"has no weights for {', '.join(missing[:3])}, of {len(missing)}"
-    require(not missing, MODELS, reference, allowed)
-
-    not_read = []
-    unexpected = sorted(loaded["unexpected_keys"])
-    if unexpected:
-        number = len(unexpected)
-        not_read.append(
-            f"{number} weights that its config has no place for, such as {unexpected[0]}"
-        )
+    parameters = dict(model.named_parameters())
+    missing = sorted(parameters.keys() & loaded["missing_keys"])
+    require(
+        not missing,
+        MODELS,
+        reference,
+        f"has no weights for {', '.join(missing[:3])}",
+    )
+    not_read = sorted(loaded["unexpected_keys"])[:3]
     has_adapter = (Path(source) / "adapter_config.json").is_file()
     if has_adapter and not transformers.utils.is_peft_available():
         not_read.append("its adapter, which needs peft: pip install peft")
     code_not_run = None
-    if getattr(config, "auto_map", None) is not None:
+    if getattr(config, "auto_map", None):
         code_not_run = type(model).__name__
     return model, {"not_read": not_read, "code_not_run": code_not_run}
 
@@ -246,16 +233,16 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
     Raises:
         OptionError: the tokenizer has no such token.
     """
+    if begin_of_text is True:
+        has_token = tokenizer.bos_token_id is not None
+        require(has_token, "begin_of_text", True, f"{reference} has no such token")
+        return [tokenizer.bos_token_id]
+    tokens = tokenizer("a b")["input_ids"]
+    first = tokenizer("a b", add_special_tokens=False)["input_ids"][:1]
+    require(len(first) > 0, MODELS, reference, NO_TOKENIZER)
     if begin_of_text is False:
         return []
-    if begin_of_text is True:
-        allowed = f"{reference} has no such token"
-        require(tokenizer.bos_token_id is not None, "begin_of_text", True, allowed)
-        return [tokenizer.bos_token_id]
-    with_special = tokenizer("a b")["input_ids"]
-    without_special = tokenizer("a b", add_special_tokens=False)["input_ids"]
-    require(len(without_special) > 0, MODELS, reference, NO_TOKENIZER)
-    return list(with_special[: with_special.index(without_special[0])])
+    return list(tokens[: tokens.index(first[0])])
 
 
 def position_table(model: Any, positions: int) -> tuple[int, str] | None:
@@ -284,7 +271,7 @@ def position_table(model: Any, positions: int) -> tuple[int, str] | None:
 
 
 def tokenized(tokenizer: Any, text: str, reference: str) -> TokenizedText:
-    """Return a text's tokens without any special token.
+    """Return the tokens of a text without any special token, and where they read another text.
 
     Raises:
         OptionError: the tokenizer knows no token in the text: its files are missing.
@@ -298,25 +285,19 @@ def tokenized(tokenizer: Any, text: str, reference: str) -> TokenizedText:
     ids = encoded["input_ids"]
     knows_text = not set(ids) <= set(tokenizer.all_special_ids)
     require(knows_text, MODELS, reference, NO_TOKENIZER)
-    bounds = [0]
-    if tokenizer.is_fast:
-        for _, end in encoded["offset_mapping"]:
-            bounds.append(max(bounds[-1], end))
+    ends = [end for _, end in encoded.get("offset_mapping", [])]
+    bounds = np.maximum.accumulate([0, *ends])
 
     def spell(begin: int, stop: int) -> list[str]:
         if tokenizer.is_fast:
             return [text[bounds[k] : bounds[k + 1]] for k in range(begin, stop)]
         return [tokenizer.decode([token]) for token in ids[begin:stop]]
 
-    findings = {"changed_text": _changed_text(tokenizer, ids, text)}
-    return TokenizedText(np.asarray(ids), "token", spell, findings=findings)
-
-
-def _changed_text(tokenizer: Any, ids: list[int], text: str) -> dict[str, str] | None:
-    """Return the first place where the tokens read another text, as text and read; None if they give it back."""
+    changed = None
     read = tokenizer.decode(ids, clean_up_tokenization_spaces=False).lstrip()
-    text = text.lstrip()
-    if read == text:
-        return None
-    start = len(commonprefix([text, read]))  # noqa: RUF071 - of characters
-    return {"text": text[start : start + SHOWN], "read": read[start : start + SHOWN]}
+    stripped = text.lstrip()
+    if read != stripped:
+        start = len(commonprefix([stripped, read]))  # noqa: RUF071 - of characters
+        shown = slice(start, start + SHOWN)
+        changed = {"text": stripped[shown], "read": read[shown]}
+    return TokenizedText(np.asarray(ids), "token", spell, findings={"changed_text": changed})

@@ -1,4 +1,4 @@
-"""How one model uses context: losses by context; differences between two models."""
+"""Use of context by models: losses by context, and RECL; differences of two models."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ NEAR = 0.01  # relative to the loss at the longest context
 
 @dataclass(frozen=True)
 class ContextCurve:
-    """A model's loss by context, and its RECL in a group with only this model.
+    """Loss of a model by context, and its RECL in a group.
 
     Args:
         nll: mean loss over the positions at each context, in nats.
         standard_error: standard error of `nll` over position blocks, in nats.
-        within_1_percent: see `within_1_percent`.
+        within_1_percent: first context whose mean loss is at most 1 % above that at the longest.
         recl: RECL by fraction r of hardest positions.
     """
 
@@ -68,33 +68,30 @@ def context_curve(
     if blocks is None:
         blocks = np.arange(len(positions))
     reader = window_reader(model, trained_len, clamp_len)
-    losses_CP = window_losses(reader, tokens, positions, contexts)
-    nll_C, error_C = mean_and_error(losses_CP, blocks)
-    lengths = relative_effective_context_lengths(
-        {"model": losses_CP},
-        contexts,
-        limits={"model": reader.limit},
-        blocks=blocks,
-        **definition,
-    )
-    return ContextCurve(
-        nll=nll_C.tolist(),
-        standard_error=error_C.tolist(),
-        within_1_percent=within_1_percent(nll_C, contexts),
-        recl=lengths["model"],
-    )
+    losses = {"model": window_losses(reader, tokens, positions, contexts)}
+    limits = {"model": reader.limit}
+    return context_curves(losses, contexts, blocks, limits=limits, **definition)["model"]
 
 
-def mean_and_error(losses_CP: Array, blocks: Integers) -> tuple[Array, Array]:
-    """Return the mean over positions and its standard error over blocks (nan for a single block), both [C]."""
-    errors = [standard_error(losses_P, blocks)[0] for losses_P in losses_CP]
-    return losses_CP.mean(axis=1), np.array(errors, dtype=np.float64)  # None becomes nan
-
-
-def within_1_percent(nll_C: Array, contexts: Sequence[int]) -> int:
-    """Return the first context whose mean loss is at most 1 % above that at the longest context."""
-    is_near_C = nll_C <= (1 + NEAR) * nll_C[-1]
-    return contexts[int(np.argmax(is_near_C))]
+def context_curves(
+    losses: Mapping[str, Array],
+    contexts: Sequence[int],
+    blocks: Integers,
+    **definition: Any,
+) -> dict[str, ContextCurve]:
+    """Return the curve of every model of a group from l(c, t), [C, P], in nats."""
+    lengths = relative_effective_context_lengths(losses, contexts, blocks=blocks, **definition)
+    curves = {}
+    for name, losses_CP in losses.items():
+        nll_C, error_C = _mean_and_error(losses_CP, blocks)
+        is_near_C = nll_C <= (1 + NEAR) * nll_C[-1]
+        curves[name] = ContextCurve(
+            nll_C.tolist(),
+            error_C.tolist(),
+            contexts[int(np.argmax(is_near_C))],
+            lengths[name],
+        )
+    return curves
 
 
 def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[Entries]:
@@ -105,7 +102,7 @@ def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[Entr
     """
     differences = []
     for model, minus in combinations(losses, 2):
-        mean_C, error_C = mean_and_error(losses[model] - losses[minus], blocks)
+        mean_C, error_C = _mean_and_error(losses[model] - losses[minus], blocks)
         half_C = NORMAL_95 * error_C
         difference = {
             "model": model,
@@ -117,3 +114,9 @@ def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[Entr
         }
         differences.append(difference)
     return differences
+
+
+def _mean_and_error(losses_CP: Array, blocks: Integers) -> tuple[Array, Array]:
+    """Return the mean over positions and its standard error over blocks (nan for a single block), both [C]."""
+    errors = [standard_error(losses_P, blocks)[0] for losses_P in losses_CP]
+    return losses_CP.mean(axis=1), np.array(errors, dtype=np.float64)  # None becomes nan

@@ -22,12 +22,11 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
         checkpoints: checkpoints from `txl train`, all trained on one corpus.
         models: further models: hf:NAME_OR_PATH (Hugging Face) or py:module.function (returns a
             model).
-        names: model names in tables and figures; null for the names of their run directories.
-        groups: a label for each model; models with one label, such as several seeds, form a group; null for one group
-            with all.
-        begin_of_text: whether to read the begin-of-text token of hf: models before every window, beside the context;
-            null for what the tokenizer itself puts before a text.
-        split: train, valid or test; null for test, or for another text (`data_path`) as a whole.
+        names: names of the models in tables and figures; null for the names of their run
+            directories.
+        begin_of_text: whether to read the begin-of-text token of hf: models before every window,
+            beside the context; null for what the tokenizer itself puts before a text.
+        split: train, valid or test; null for test, or for the whole of another text (`data_path`).
         contexts: the grid, ascending; null for first_context, first_context + step, … max_context.
         first_context: smallest context in tokens.
         step: distance between contexts in tokens.
@@ -36,21 +35,24 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
         position_seed: moves each block to a place drawn within its part of the split; null for the part's end.
         fractions: fractions r of hardest positions, each in (0, 1].
         threshold: relative gain below which more context no longer counts.
-        bootstrap: resamples of the position blocks for the confidence intervals; 0 for no intervals.
-        documents: respect: a window begins no earlier than the document of the token before its target, where documents
-            are known; ignore: windows begin anywhere, and models that tell documents apart no longer do.
-        seed: seed for resampling.
-        clamp_len: larger distances share one position; null for the length in each run's evaluation, or else the
-            longest distance in its training; -1 for no limit.
-        data_path: the runs' files where they have moved, or others to score; needed if no checkpoint brings a corpus.
+        bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no
+            intervals.
+        documents: respect: no window begins before the document of the token before its target,
+            where documents are known; ignore: windows begin anywhere, and models that tell
+            documents apart no longer do.
+        seed: seed of the resampling.
+        data_path: the runs' own files where they have moved, or others to score; needed if no
+            checkpoint brings a corpus.
     """
 
     checkpoints: list[str] = field(default_factory=list)
     models: list[str] = field(default_factory=list)
     names: list[str] | None = None
-    groups: list[str] | None = None
     begin_of_text: bool | None = None
-    split: str | None = option(None, one_of(*SPLITS))
+    split: str | None = option(
+        None,
+        one_of(*SPLITS),
+    )
     contexts: list[int] | None = None
     first_context: int = option(16, COUNT)
     step: int = option(16, COUNT)
@@ -60,7 +62,9 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
     fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
     threshold: float = 0.01
     bootstrap: int = 1000
-    documents: str = option("respect", one_of("respect", "ignore"))
+    documents: str = option(
+        "respect",
+        one_of("respect", "ignore"),
+    )
     seed: int = option(1, SEED)
-    clamp_len: int | None = None
     data_path: Any = None

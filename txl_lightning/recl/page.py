@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from txl_lightning.recl.effective_context import Array, Entries, Integers
+from txl_lightning.recl.models import Speller
 from txl_lightning.recl.report import notes, tables
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MOST_BYTES = 1_800_000  # between passages
 PASSAGE = 64  # positions
 BEFORE = 64  # tokens shown before a passage's first position
-CUT = "\ufffd"  # the rest of a character
-MOST_VALUES = 512  # per token
 
 
 def page(
@@ -25,9 +24,12 @@ def page(
     losses: Mapping[str, Array],
     positions: Integers,
     blocks: Integers,
-    spell: Callable[[int, int], list[str]],
+    spell: Speller,
 ) -> str:
     """Return one HTML file, at most 2 MB. Passages that do not fit are left out, evenly over the text.
+
+    A passage has the texts of all tokens from `start` on, and the losses of its positions by model
+    and context, in hundredths of bits.
 
     Args:
         results: the parsed `recl.json`.
@@ -36,33 +38,31 @@ def page(
         blocks: block index per position.
         spell: returns every token's text from one position to before another.
     """
-    contexts = results["contexts"]
-    last = len(contexts) - 1
-    n_shown = min(len(contexts), MOST_VALUES // len(losses))
-    shown_C = np.linspace(0, last, max(2, n_shown)).astype(int)
-    nll_ICP = np.stack([*losses.values()])[:, shown_C]
-    bits_ICP = nll_ICP / np.log(2)
+    bits_ICP = np.stack([*losses.values()]) / np.log(2)
     hundredths_ICP = np.rint(100 * bits_ICP).astype(int)
     passages = []
-    size = 0
     for block in np.unique(blocks):
         places = np.flatnonzero(blocks == block)
-        for start in range(0, len(places), PASSAGE):
-            of_passage = places[start : start + PASSAGE]
-            hundredths = hundredths_ICP[:, :, of_passage]
-            passage = _passage(positions[of_passage], hundredths, spell)
-            size += len(_encode(passage).encode())
+        for places_of_passage in np.split(places, range(PASSAGE, len(places), PASSAGE)):
+            positions_P = positions[places_of_passage]
+            start = max(0, int(positions_P[0]) - BEFORE)
+            passage = {
+                "start": start,
+                "texts": spell(start, int(positions_P[-1]) + 1),
+                "positions": positions_P.tolist(),
+                "hundredths": hundredths_ICP[:, :, places_of_passage].transpose(2, 0, 1).tolist(),
+            }
             passages.append(passage)
-    n_passages = len(passages)
-    n_chosen = max(1, min(n_passages, n_passages * MOST_BYTES // size))
-    chosen = [passages[k * n_passages // n_chosen] for k in range(n_chosen)]
+    size = len(_encode(passages).encode())
+    share = min(1, MOST_BYTES / size)
+    n_chosen = max(1, int(share * len(passages)))
+    chosen = np.arange(n_chosen) * len(passages) // n_chosen
     data = {
         "results": results,
-        "shown": [contexts[c] for c in shown_C],
         "tables": tables(results),
         "notes": notes(results),
-        "n_passages": n_passages,
-        "passages": chosen,
+        "n_passages": len(passages),
+        "passages": [passages[number] for number in chosen],
     }
     template = TEMPLATE.read_text("utf-8")
     return template.replace("$data", _encode(data), 1)
@@ -70,27 +70,10 @@ def page(
 
 def _encode(value: Any) -> str:
     """Return JSON that cannot end the HTML element that holds it."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(
+        value,
+        ensure_ascii=False,
+        allow_nan=False,
+        separators=(",", ":"),
+    )
     return text.replace("<", "\\u003c")
-
-
-def _passage(
-    positions: Integers,
-    hundredths_ICP: Integers,
-    spell: Callable[[int, int], list[str]],
-) -> list[Any]:
-    """Return texts, and scored tokens as text, position, and the loss by model and context in hundredths of bits."""
-    start = max(0, int(positions[0]) - BEFORE)
-    texts = spell(start, int(positions[-1]) + 1)
-    first = int(positions[0]) - start
-    texts_before = "".join(texts[:first])
-    items: list[Any] = [f"…{texts_before.lstrip(CUT)}"]
-    end = start + first
-    for p, t in enumerate(positions.tolist()):
-        before = "".join(texts[end - start : t - start])
-        if before:
-            items.append(before)
-        hundredths = hundredths_ICP[:, :, p].tolist()
-        items.append([texts[t - start], t, hundredths])
-        end = t + 1
-    return items

@@ -47,25 +47,22 @@ def position_blocks(
     """
     max_context = contexts[-1]
     available = n_tokens - max_context
-    require(
-        available > 0,
-        "max_context",
-        max_context,
-        f"must be below the {n_tokens} tokens of the split",
-    )
-    require(
-        1 <= n_positions <= available,
-        "n_positions",
-        n_positions,
-        f"must be in 1 … {available}, the positions with {max_context} tokens before them",
-    )
-
+    allowed = f"must be below the {n_tokens} tokens of the split"
+    require(available > 0, "max_context", max_context, allowed)
+    allowed = f"must be in 1 … {available}, the positions with {max_context} tokens before them"
+    require(1 <= n_positions <= available, "n_positions", n_positions, allowed)
     step = int(np.diff(contexts).min())
     rasters = _ceil_divide(n_positions * step, available)
     width = WIDTH * len(contexts) * rasters
     n_blocks = max(FEWEST_BLOCKS, n_positions // width)
     n_blocks = min(n_positions, n_blocks)
-    edges, sizes = _stretches(n_tokens, n_positions, n_blocks, max_context, step)
+    edges, sizes = _stretches(
+        n_tokens,
+        n_positions,
+        n_blocks,
+        max_context,
+        step,
+    )
     generator = np.random.default_rng(seed)
     positions = []
     for number, size in enumerate(sizes):
@@ -74,13 +71,15 @@ def position_blocks(
         offsets = _offsets(size, end - start, step)
         block = end - offsets[::-1]
         if seed is not None and size > 0:
-            earliest = max(max_context, start + 1)
-            room = block[0] - earliest
+            room = block[0] - max(
+                max_context,
+                start + 1,
+            )
             block -= generator.integers(room + 1)
         positions.append(block)
-    is_block = np.array(sizes) > 0
-    numbers = np.cumsum(is_block) - 1
-    return np.concatenate(positions), np.repeat(numbers, sizes)
+    numbers = np.repeat(np.arange(n_blocks), sizes)
+    _, blocks = np.unique(numbers, return_inverse=True)  # without empty ones
+    return np.concatenate(positions), blocks
 
 
 def _stretches(
@@ -109,7 +108,10 @@ def _stretches(
 def _offsets(size: int, length: int, step: int) -> Integers:
     """Return `size` different offsets in 0 … length - 1, ascending: multiples of `step`, then rasters between them."""
     step = min(step, length)
-    rasters = min(step, _ceil_divide(size, length // step))
+    rasters = min(
+        step,
+        _ceil_divide(size, length // step),
+    )
     firsts = np.arange(rasters) * step // rasters
     multiples = np.arange(0, length, step)
     offsets = np.add.outer(firsts, multiples).ravel()

@@ -16,8 +16,9 @@ from torch import Tensor
 from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import require
 from txl_lightning.evaluation.losses import device_of, evaluating, with_progress
+from txl_lightning.model.baselines import RecurrentLanguageModel
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
-from txl_lightning.model.language_model import LanguageModel, ScoringModel, SelectiveModel
+from txl_lightning.model.language_model import LanguageModel, SelectiveModel
 from txl_lightning.model.positions import without_marks
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.recl.effective_context import Array, Integers
@@ -68,18 +69,20 @@ class WindowReader:
         """
         T = windows_BT.shape[1] - 1
         model = self.model
-        if self.one_pass and T > LONG_WINDOW:
-            edges = [*range(0, T, CHUNK), T]
-            if can_cache(model):
-                model = CachedTransformerXL(model, mem_len=T)
-                return _losses_of_segments(model, windows_BT, contexts, edges)
-            if isinstance(model, ScoringModel):
-                return _losses_of_segments(model, windows_BT, contexts, edges)
         size = self.segment_len or T
+        edges = [
+            0,
+            *range((T - 1) % size + 1, T + 1, size),
+        ]
+        is_long = self.one_pass and T > LONG_WINDOW
         leaves_targets_out = len(contexts) <= T - contexts[0]
-        if size >= T and leaves_targets_out and isinstance(model, SelectiveModel | TransformerXL):
+        if is_long and can_cache(model):
+            model = CachedTransformerXL(model, mem_len=T)
+            edges = [*range(0, T, CHUNK), T]
+        elif is_long and isinstance(model, RecurrentLanguageModel):
+            edges = [*range(0, T, CHUNK), T]
+        elif leaves_targets_out and size >= T and isinstance(model, SelectiveModel | TransformerXL):
             return _losses_at(model, windows_BT, contexts)
-        edges = [0, *range((T - 1) % size + 1, T + 1, size)]
         return _losses_of_segments(model, windows_BT, contexts, edges)
 
 
@@ -114,7 +117,11 @@ def _losses_of_segments(
         if len(wanted):
             first = int(wanted[0])
         wanted_BT = targets_BT[:, first : stop + 1]
-        nll_BT, state = model.score(windows_BT[:, start:stop], wanted_BT, state)
+        nll_BT, state = model.score(
+            windows_BT[:, start:stop],
+            wanted_BT,
+            state,
+        )
         if nll_BT.shape != wanted_BT.shape:
             raise ValueError("score must return a loss for each target, and a state")
         parts.append(nll_BT[:, (wanted - first).tolist()])
@@ -152,22 +159,25 @@ def window_reader(
     config = model.config
     if clamp_len is None:
         clamp_len = config.clamp_len
-    lengths = {
-        "same_length": False,
-        "ext_len": 0,
-        "memory_start": "empty",
-        "clamp_len": clamp_len,
-    }
     reads_segments = "one-pass windows" in model.cannot
-    if not reads_segments and not config.kind.absolute:
-        return WindowReader(model.with_lengths(mem_len=0, **lengths), one_pass=True)
+    one_pass = not reads_segments and not config.kind.absolute
     allowed = f"must be given for encoding={config.encoding} or {type(model).__name__}"
-    require(trained_len is not None, "trained_len", None, allowed)
+    require(one_pass or trained_len is not None, "trained_len", None, allowed)
     if reads_segments:
         return WindowReader(model.with_lengths(clamp_len=clamp_len), segment_len=trained_len)
-    if config.mem_len:
-        return WindowReader(model.with_lengths(**lengths), segment_len=trained_len)
-    return WindowReader(model.with_lengths(**lengths), limit=trained_len)
+    mem_len = 0 if one_pass else config.mem_len
+    model = model.with_lengths(
+        mem_len=mem_len,
+        same_length=False,
+        ext_len=0,
+        memory_start="empty",
+        clamp_len=clamp_len,
+    )
+    if one_pass:
+        return WindowReader(model, one_pass=True)
+    if mem_len:
+        return WindowReader(model, segment_len=trained_len)
+    return WindowReader(model, limit=trained_len)
 
 
 def read_windows(
@@ -179,7 +189,7 @@ def read_windows(
 ) -> Array:
     """Return -log P(x_t | x_begin … x_{t-1}) for N targets t, [N], in nats.
 
-    A reader with a limit begins later. In one pass all targets with the same begin share a window, and a batch may mix
+    In one pass all targets with the same begin share a window, and a batch may mix
     window lengths: a shorter one is read farther than needed, if need be beyond the split, and its targets ignore the
     surplus. Otherwise each target has a window, and all windows in a batch have one length. The ranks share the
     windows.
@@ -191,17 +201,17 @@ def read_windows(
         targets_N: t.
         title: title for the progress that the first rank shows; "" for none.
     """
-    if reader.limit is not None:
-        begins_N = np.maximum(begins_N, targets_N - reader.limit)
     contexts_N = targets_N - begins_N
-    keys_N = begins_N * len(tokens)
-    if not reader.one_pass:
-        keys_N = keys_N + targets_N
+    ends_N = targets_N * (not reader.one_pass)
+    keys_N = begins_N * len(tokens) + ends_N
     keys_W, window_N, sizes_W = np.unique(keys_N, return_inverse=True, return_counts=True)
     begins_W = keys_W // len(tokens)
     lengths_W = np.zeros_like(begins_W)
     np.maximum.at(lengths_W, window_N, contexts_N)
-    targets_of = np.split(np.argsort(window_N, kind="stable"), np.cumsum(sizes_W))
+    targets_of = np.split(
+        np.argsort(window_N, kind="stable"),
+        np.cumsum(sizes_W),
+    )
 
     rank, world_size = rank_and_world_size()
     order_W = np.argsort(-lengths_W, kind="stable")[rank::world_size]
@@ -210,23 +220,18 @@ def read_windows(
         batches = list(batches)
         batches = with_progress(batches, len(batches), title, "part")
     losses_N = np.zeros(len(targets_N))
+    device = device_of(reader.model)
     with torch.no_grad(), evaluating(reader.model):
         for batch in batches:
-            windows_BT = _padded_windows(tokens, begins_W[batch], lengths_W[batch].max())
+            places_BT = begins_W[batch, None] + np.arange(lengths_W[batch].max() + 1)
+            places_BT = np.minimum(places_BT, len(tokens) - 1)
+            windows_BT = torch.from_numpy(tokens[places_BT].astype(np.int64))
             targets = np.concatenate([targets_of[window] for window in batch])
             contexts, columns = np.unique(contexts_N[targets], return_inverse=True)
             rows = np.repeat(np.arange(len(batch)), sizes_W[batch])
-            nll_BC = reader.losses(windows_BT.to(device_of(reader.model)), contexts)
+            nll_BC = reader.losses(windows_BT.to(device), contexts)
             losses_N[targets] = nll_BC.cpu().double().numpy()[rows, columns]
-    total: Array = np.sum(all_gather(losses_N), axis=0)
-    return total
-
-
-def _padded_windows(tokens: np.ndarray, begins_B: Integers, longest: int) -> Tensor:
-    """Return windows with one length, [B, T + 1]; beyond the split its last token is repeated."""
-    places_BT = begins_B[:, None] + np.arange(longest + 1)
-    places_BT = np.minimum(places_BT, len(tokens) - 1)
-    return torch.from_numpy(tokens[places_BT].astype(np.int64))
+    return np.array(all_gather(losses_N)).sum(axis=0)
 
 
 def _batches(
@@ -275,11 +280,5 @@ def window_losses(
         raise ValueError(f"positions must be in {longest} … {last} for contexts of {longest}")
     begins_CP = np.maximum(positions - visible_C[:, None], begins)
     targets_CP = np.broadcast_to(positions, begins_CP.shape)
-    losses_N = read_windows(
-        reader,
-        tokens,
-        begins_CP.ravel(),
-        targets_CP.ravel(),
-        title,
-    )
+    losses_N = read_windows(reader, tokens, begins_CP.ravel(), targets_CP.ravel(), title)
     return losses_N.reshape(begins_CP.shape)

@@ -82,9 +82,8 @@ class StopSignals(Checkpoint):
     def _handle(self, signum: int, frame: Any) -> None:
         is_again = signum == self.signum == signal.SIGINT
         now = time.monotonic()
-        if (
-            is_again and now - self._received_at < 1.0
-        ):  # one Ctrl-C, from the terminal and from the parent
+        # One Ctrl-C may come twice, from the terminal and from the parent.
+        if is_again and now - self._received_at < 1.0:
             return
         self.signum = self.signum or signum
         self._received_at = now
@@ -162,7 +161,7 @@ class Curve(Callback):
 
 
 class ValidationCurve(Curve):
-    """Writes a line of `validation.jsonl` for each validation: steps, tokens, seconds, nll, and ppl, bpc or bpb.
+    """Writes a `validation.jsonl` line for each validation: steps, tokens, seconds, nll, and ppl, bpc or bpb.
 
     Args:
         directory: run directory.
@@ -211,7 +210,7 @@ RECL_THRESHOLD = 0.01  # in appendix C
 
 
 class ContextCurves(Curve):
-    """Scores fixed positions of the validation split with exactly c tokens of context, for several c.
+    """Scores fixed positions in the validation split with exactly c context tokens, for several c.
 
     Logs `context/{unit}/{c}`, `context/within_1_percent`, `recl/{r}` and `recl/{r}/guarded` over steps, in the words
     that `recl.json` uses. When training ends, `context_curve.png` shows the losses over steps. RECL is measured in a

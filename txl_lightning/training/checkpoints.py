@@ -75,7 +75,7 @@ def who_stopped(trainer: Trainer) -> str | None:
 
 
 def validation_follows(trainer: Trainer) -> bool:
-    """Return whether Lightning validates after the batch that has just ended (private methods of it)."""
+    """Return whether Lightning validates after the batch that has just ended (its private methods say so)."""
     is_last_step = 0 < trainer.max_steps <= trainer.global_step
     if trainer.should_stop or is_last_step:
         return True
@@ -91,11 +91,11 @@ class RunCheckpoint(Checkpoint):
     `checkpoint.keep_every_n_steps`.
 
     Args:
-        directory: folder of the checkpoints.
+        directory: folder for the checkpoints.
         options: node `checkpoint`.
 
     Attributes:
-        saved_step: step of the last checkpoint; -1 if there is none.
+        saved_step: the last checkpoint's step; -1 if there is none.
         best_nll: validation loss of `best.ckpt`.
     """
 

@@ -22,7 +22,7 @@ class StreamGroups:
     """A rank's streams, yielded group by group: G batches for every segment, to accumulate gradients over.
 
     Args:
-        streams: the streams of the rank.
+        streams: the rank's streams.
         n_groups: G, at most the number of streams.
     """
 

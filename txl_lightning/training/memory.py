@@ -24,19 +24,19 @@ class CarriedMemory:
     memory would hold states from unrelated text.
 
     Attributes:
-        restored: memory of all streams, from a checkpoint, until the first batch says which are of this rank.
+        restored: memory for all streams, from a checkpoint, until the first batch says which streams this rank has.
     """
 
     def __init__(self) -> None:
         self.restored: Any = None
-        self._next_number = 0  # of the restored memory
+        self._next_number = 0  # for the restored memory
         # By group: the memory after the last segment, and the number of the next one.
         self._states: dict[int, tuple[Any, int]] = {}
         self._undo: tuple[int, tuple[Any, int]] | None = None
 
     @property
     def value(self) -> Any:
-        """Memory of the first group; None before the first segment."""
+        """The first group's memory; None before the first segment."""
         return self._state(0)[0]
 
     def _state(self, group: int) -> tuple[Any, int]:
@@ -84,7 +84,7 @@ class CarriedMemory:
             self._undo = None
 
     def state_dict(self, ranks: Ranks) -> Values:
-        """Return plain containers with the memory of all streams; all ranks must call this, the first one gets it."""
+        """Return plain containers with the memory for all streams; all ranks must call this, the first one gets it."""
         joined = self.restored
         next_number = self._next_number
         if self._states:
@@ -104,7 +104,7 @@ class CarriedMemory:
         }
 
     def load_state_dict(self, state: Values, model: Any) -> None:
-        """Restore the memory of all streams; `distribute` then gives each rank its own."""
+        """Restore the memory for all streams; `distribute` then gives each rank its part."""
         self._states = {}
         self._next_number = state["next_number"]
         self.restored = None
@@ -164,7 +164,7 @@ def join_in_order(memories: Sequence[State]) -> State | None:
 
 
 def random_state() -> Values:
-    """Return the states of torch's generators: of the CPU and of this process's GPU."""
+    """Return the states of torch's generators: the CPU's and this process's GPU's."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()

@@ -80,7 +80,7 @@ class LanguageModelModule(LightningModule):
         model: scores tokens, see `LanguageModel`.
         config: the run's config.
         vocabulary: its level decides between bits per character and perplexity.
-        ranks: the processes of the run; None for the Trainer's.
+        ranks: the run's processes; None for the Trainer's.
 
     Attributes:
         evaluation_lengths: lengths of validation and test.
@@ -129,7 +129,7 @@ class LanguageModelModule(LightningModule):
         )
         self._n_streams = 0  # on all ranks; 0 before the first batch
         self._longest_segment = 0
-        self._missing_batches = 0  # of the epoch, where a resumed run reads a loader from its start
+        self._missing_batches = 0  # in the epoch, where a resumed run reads a loader from its start
         self._nll_sum: Tensor | float = 0.0
         self._nll_tokens = 0
         self.restart_clock()
@@ -149,7 +149,7 @@ class LanguageModelModule(LightningModule):
 
         Args:
             checkpoint_path: path or open file of a checkpoint of this module, whoever wrote it.
-            map_location: device of the module; None, a mapping or a function for the CPU.
+            map_location: the module's device; None, a mapping or a function for the CPU.
             hparams_file: not used, as the checkpoint has its config.
             strict: False leaves out weights that the checkpoint lacks or has too many.
             weights_only: not used, since no checkpoint is read in another way.
@@ -258,9 +258,8 @@ class LanguageModelModule(LightningModule):
             n_batches = self.trainer.num_training_batches
             done = int(progress.current.processed % n_batches)
             is_over = progress.is_last_batch and progress.current.processed == n_batches
-            if (
-                progress.current.processed >= n_batches and not is_over
-            ):  # it had more batches before
+            # The epoch had more batches before.
+            if progress.current.processed >= n_batches and not is_over:
                 move_to(progress.current, done)
         if not restore_position(loader, done) and done:
             self._missing_batches = done
@@ -482,7 +481,7 @@ class LanguageModelModule(LightningModule):
         loaders: Any = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
         if isinstance(loaders, (list, tuple, dict)) and len(loaders) > 1:
             raise UserError(
-                f"{len(loaders)} loaders of validation: give one, and call validate for each other"
+                f"{len(loaders)} validation loaders: give one, and call validate for each further one"
             )
         check_loader(loaders, trainer.world_size, carries_state(self.config))
 
@@ -542,7 +541,7 @@ class LanguageModelModule(LightningModule):
         """Log the validation or test metrics, equal on all ranks."""
         stage = "test" if self.trainer.testing else "val"
         nll_sum, n_bytes, n_tokens = self.ranks.total(*self.evaluation_sums.tolist())
-        n_scored = n_tokens or math.nan  # of an empty loader
+        n_scored = n_tokens or math.nan  # from an empty loader
         losses = loss_metrics(nll_sum / n_scored, self.level, n_bytes / n_scored)
         values = with_prefix(stage, {**losses, "tokens": int(n_tokens)})
         self.metrics.update(values)
@@ -568,7 +567,7 @@ class LanguageModelModule(LightningModule):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: Values) -> None:
-        """Add the config and the vocabulary, and unless it is of weights alone the state of training.
+        """Add the config and the vocabulary, and unless only weights are saved the training state.
 
         Raises:
             NotFiniteError: a step's loss or gradient was not finite.
@@ -603,7 +602,7 @@ class LanguageModelModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: Values) -> None:
-        """Restore the state of training.
+        """Restore the training state.
 
         Raises:
             UserError: the checkpoint has none.

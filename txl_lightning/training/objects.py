@@ -20,8 +20,8 @@ MANAGED = {
     "accumulate_grad_batches": "trainer.stream_groups=N divides data.batch_size, which is the batch of a step",
     "default_root_dir": "hydra.run.dir=FOLDER",
     "logger": "logger=NAME",
-    "plugins": "a run has its own",
-    "use_distributed_sampler": "every process reads streams of its own",
+    "plugins": "a run has its own plugins",
+    "use_distributed_sampler": "every process reads different streams",
 }
 
 
@@ -61,7 +61,7 @@ def make(given: Any, option: str, kind: type, *arguments: Any, **defaults: Any) 
 
 
 def trainer_arguments(options: TrainerConfig) -> Values:
-    """Return the arguments of Lightning's Trainer that were given beside our own options; objects are made.
+    """Return the arguments given for Lightning's Trainer besides our options; objects are made.
 
     Raises:
         UserError: Lightning has no such argument, or one of our options decides it.
@@ -75,7 +75,7 @@ def trainer_arguments(options: TrainerConfig) -> Values:
             require(value in ("auto", "ddp"), option, value, only)
             continue
         if name in MANAGED:
-            raise OptionError(option, value, f"is decided by txl train; here: {MANAGED[name]}")
+            raise OptionError(option, value, f"is set by txl train: {MANAGED[name]}")
         if name not in known:
             near = difflib.get_close_matches(
                 name,
@@ -91,7 +91,7 @@ def trainer_arguments(options: TrainerConfig) -> Values:
 
 
 def new_trainer(arguments: Values, options: TrainerConfig) -> Trainer:
-    """Return a Trainer with the arguments of a run and those that were given.
+    """Return a Trainer with a run's arguments and the given ones.
 
     Raises:
         UserError: Lightning refuses them.

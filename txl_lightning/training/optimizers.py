@@ -82,7 +82,7 @@ def make_optimizer(
 
 
 def follow_schedule(schedule: Any) -> None:
-    """Set the learning rate to a resumed run's schedule, which may have another number of steps than before."""
+    """Set the learning rate to a resumed run's schedule; its number of steps may have changed."""
     if isinstance(schedule, LambdaLR):
         groups = schedule.optimizer.param_groups
         for group, lr, share in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):

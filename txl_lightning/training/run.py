@@ -121,7 +121,7 @@ def train(config: Config, directory: Path | str) -> Values:
 
 
 def train_rank(config: Config, directory: Path) -> Values:
-    """Train and evaluate as one of the ranks; rank 0 writes `metrics.json`."""
+    """Train and evaluate as one rank; rank 0 writes `metrics.json`."""
     if config.trainer.num_threads is not None:
         torch.set_num_threads(config.trainer.num_threads)
     ranks = connect(config.trainer)
@@ -211,7 +211,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
 
 
 def kept_vocabulary(config: Config, start: Start, ranks: Ranks) -> Vocabulary | None:
-    """Return the vocabulary in a run's checkpoint, which encodes the text; None where the text makes one."""
+    """Return the vocabulary in a run's checkpoint, to encode the text; None where the text makes one."""
     resumed = start.resumed
     if resumed is not None:  # without the tokenizer's file and training
         is_kept = config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")
@@ -220,7 +220,7 @@ def kept_vocabulary(config: Config, start: Start, ranks: Ranks) -> Vocabulary | 
         return None
     vocabulary = start.weights.vocabulary
     level = config.data.level
-    allowed = f"was trained at level {vocabulary.level}: none of its tokens is one of level {level}"
+    allowed = f"was trained at level {vocabulary.level} and has no token at level {level}"
     start.weights.require(vocabulary.level == level, allowed)
     kept = f"its vocabulary of {len(vocabulary):,} tokens is kept"
     ranks.report(
@@ -472,7 +472,7 @@ def score_splits(training: TrainingRun) -> None:
 
 
 def evaluation_settings(training: TrainingRun) -> Values:
-    """Return protocol and lengths of the final evaluation."""
+    """Return protocol and lengths for the final evaluation."""
     options = training.data.evaluation
     lengths = training.module.evaluation_lengths
     return {
@@ -494,7 +494,7 @@ def count_parameters(module: LanguageModelModule) -> int:
 
 
 def write_results(training: TrainingRun, metrics: Values) -> None:
-    """Write `metrics.json`, and the same values of the best weights on whole splits into W&B's summary."""
+    """Write `metrics.json`, the best weights' values on whole splits, and put the same into W&B's summary."""
     write_json(training.directory / "metrics.json", metrics, allow_nan=False)
     for logger in training.trainer.loggers:
         if isinstance(logger, WandbLogger):

@@ -48,8 +48,8 @@ class Start:
     """Where a run begins.
 
     Args:
-        resumed: checkpoint of the run that goes on.
-        weights: checkpoint of `initial_weights`.
+        resumed: the checkpoint from which the run goes on.
+        weights: the checkpoint in `initial_weights`.
         ended_by: callback that ended the run which `resume=auto` finds; another `resume` trains on.
     """
 
@@ -176,6 +176,6 @@ def load_weights(model: Model, checkpoint: Checkpoint, vocabulary: Vocabulary) -
     free = NON_ARCHITECTURE_FIELDS | model.config_class.initial_only
     for name, value in vars(architecture(checkpoint.config, len(vocabulary))).items():
         needed = getattr(model.config, name, None)
-        allowed = f"is of another model: {name} is {value}, this model needs {needed}"
+        allowed = f"has another model: {name} is {value}, this model needs {needed}"
         checkpoint.require(name in free or value == needed, allowed)
     checkpoint.load_into(model)

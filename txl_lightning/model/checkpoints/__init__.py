@@ -327,7 +327,7 @@ def check(found: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
 
 
 def shapes_of(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    """Return a model's `state_dict` on the meta device, which needs memory only for the modules themselves.
+    """Return a model's `state_dict` on the meta device: only the modules themselves need memory.
 
     Raises:
         UserError: a tensor would be larger than any memory.

@@ -48,8 +48,8 @@ NamedView = tuple[list[str], Tensor]
 def named_views(state: State, config: TransformerXLConfig, family: Family) -> Iterator[NamedView]:
     """Iterate over a model's weights as views with their names in another implementation.
 
-    Several names belong to one tied tensor. Cluster i's column is number `-i` in the original, which flips its cluster
-    columns, and `shortlist + i - 1` in the other two.
+    Several names belong to one tied tensor. Cluster i's column is number `-i` in the original, because it flips its
+    cluster columns, and `shortlist + i - 1` in the other two.
 
     Args:
         state: `TransformerXL.state_dict()`.

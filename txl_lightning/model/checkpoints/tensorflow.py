@@ -168,7 +168,9 @@ def read_variables(prefix: Path) -> dict[str, np.ndarray]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, LookupError) as error:
-        raise UserError(f"{path}: is not of a TensorFlow checkpoint, or was cut short") from error
+        raise UserError(
+            f"{path}: does not belong to a TensorFlow checkpoint, or was cut short"
+        ) from error
     return variables
 
 
@@ -177,7 +179,7 @@ def _table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     if content[-len(MAGIC) :] != MAGIC:
         raise ValueError("no table of LevelDB")
     footer = BytesIO(content[-FOOTER:])
-    for _ in range(2):  # the metadata block, which is not read
+    for _ in range(2):  # the metadata block is not read
         _varint(footer)
     for _, handle in _entries(content, footer):
         yield from _entries(content, BytesIO(handle))

@@ -121,7 +121,7 @@ class KeyValueMemory:
         )
 
     def restart(self, start: KeyValueMemory) -> None:
-        """Give the streams that were reset the memory before a first token, which has one stream."""
+        """Give the streams that were reset the memory before a first token; it has one stream."""
         assert self.in_document_B is not None
         is_new_B = self.in_document_B < 0
         self._window(self._buffer())[..., is_new_B, :, :] = start._window(start._buffer())
@@ -348,7 +348,7 @@ class CachedTransformerXL(ScoringModel):
         if memory is None:
             memory = self.start_memory(B)
         if memory.batch_size != B:
-            streams = f"{memory.batch_size} streams given with tokens of {B} streams"
+            streams = f"{memory.batch_size} streams given with tokens for {B} streams"
             raise ValueError(f"memory of {streams}")
         if memory.made_by is not self:
             raise ValueError("the memory was made by another CachedTransformerXL")
@@ -413,7 +413,7 @@ def weights_of(
     these.
 
     Args:
-        tables: torch's parameter tables, `module._parameters`, which show a replaced one.
+        tables: torch's parameter tables, `module._parameters`: they show a replaced one.
         device: device type.
     """
     dtype = None

@@ -70,7 +70,7 @@ def generate(
         top_p: draw from the fewest likeliest tokens whose probabilities add up to this (nucleus sampling, Holtzman et
             al. 2020); applied after `top_k`. 1 for all.
         temperature: below 1 favours the likelier tokens, above 1 flattens the distribution.
-        seed: seed for all draws, which are made on CPU for every device, or a CPU generator; or a list with one for
+        seed: seed for all draws, or a CPU generator: draws are made on the CPU for every device; or a list with one for
             each prompt.
         segment_len: prompt tokens that are read at once.
         document_start: a token that begins a document, in prompts and among drawn tokens, for a model with
