@@ -191,17 +191,10 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
         temperature: divides the logits.
         stop: text: a sample ends with the token that completes it; null for none.
-<<<<<<< HEAD
-        seed: seed of the first sample; the next sample has seed + 1.
-        mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
-            then recomputes a window of its training segment for every token. Distances beyond the longest of training
-            are clamped.
-=======
-        seed: seed for the first sample, and for `position`; the next sample has seed + 1.
+        seed: seed for the first sample; the next sample has seed + 1.
         mem_len: memory length in tokens; null for the length in the run's evaluation. A run without recurrence then
             recomputes a window as long as its training segment for every token. Distances beyond training's longest are
             clamped.
->>>>>>> main
     """
 
     prompt: str | None = None
