@@ -82,11 +82,12 @@ def test_what_was_measured_is_written(
             within_rounds = np.divide(times["vanilla"]["rounds"], times[name]["rounds"])
             assert ratio["rounds"] == within_rounds.tolist()
             assert len(within_rounds) == 2
-            assert cell == f"{ratio['median']:.0f}× ({ratio['min']:.0f}–{ratio['max']:.0f})"
+            shown = "{median:.0f}× ({min:.0f}–{max:.0f})".format(**ratio)
+            assert cell == shown
     assert (tmp_path / "speed.md").read_text() == "\n".join(lines) + "\n"
-    shown = curves(drawn["speed.svg"].axes[0])
+    curve_of = curves(drawn["speed.svg"].axes[0])
     for name, of_name in medians.items():
-        assert shown[SCHEMES[name]] == ([6, 800], pytest.approx(of_name))
+        assert curve_of[SCHEMES[name]] == ([6, 800], pytest.approx(of_name))
 
 
 class Slow:
