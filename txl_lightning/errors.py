@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables of torchrun, Lightning and SLURM
 
 
@@ -82,6 +80,8 @@ def cores() -> int:
 @cache
 def memory_of_machine() -> int:
     """Return the memory in bytes that this process may have: the machine's, or its control group's."""
+    import psutil  # RECL of arrays needs numpy alone
+
     limit = Path("/sys/fs/cgroup/memory.max")
     has = psutil.virtual_memory().total
     if limit.is_file():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from txl_lightning.recl.effective_context import Array, Entries, Integers
-from txl_lightning.recl.models import Speller
 from txl_lightning.recl.report import notes, tables
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -24,7 +23,7 @@ def page(
     losses: Mapping[str, Array],
     positions: Integers,
     blocks: Integers,
-    spell: Speller,
+    spell: Callable[..., list[str]],
 ) -> str:
     """Return one HTML file, at most 2 MB. Passages that do not fit are left out, evenly over the text.
 
@@ -53,8 +52,7 @@ def page(
                 "hundredths": hundredths_ICP[:, :, places_of_passage].transpose(2, 0, 1).tolist(),
             }
             passages.append(passage)
-    size = len(_encode(passages).encode())
-    share = min(1, MOST_BYTES / size)
+    share = min(1, MOST_BYTES / len(_encode(passages).encode()))
     n_chosen = max(1, int(share * len(passages)))
     chosen = np.arange(n_chosen) * len(passages) // n_chosen
     data = {
