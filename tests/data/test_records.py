@@ -231,8 +231,8 @@ DAMAGED = [
         parquet_of(pyarrow.int32(), ["0", "1"]),
         "record 1 cannot be read .TypeError: must be a text, not 0",
     ),
-    ("a.json", b'["a", "b"]', "it is no object"),
-    ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*not the 2 fields of the header"),
+    ("a.json", b'["a", "b"]', "it is not a JSON object"),
+    ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*not have the header.s 2 fields"),
     (
         "a.parquet",
         b"PAR1" + bytes(99) + b"\xff" * 4 + b"PAR1",
