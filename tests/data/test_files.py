@@ -177,7 +177,7 @@ NO_TEXT = [
     ),
     (
         "packed.txt",
-        gzip.compress(b"text" * 9),
+        gzip.compress(b"text" * 9, mtime=0),
         "byte",
         "not compressed: name it FILE.gz, .bz2, .xz or",
     ),
