@@ -37,8 +37,7 @@ def page(
         blocks: block index per position.
         spell: returns every token's text from one position to before another.
     """
-    bits_ICP = np.stack([*losses.values()]) / np.log(2)
-    hundredths_ICP = np.rint(100 * bits_ICP).astype(int)
+    hundredths_ICP = np.rint(np.stack([*losses.values()]) / np.log(2) * 100).astype(int)
     passages = []
     for block in np.unique(blocks):
         places = np.flatnonzero(blocks == block)
