@@ -37,7 +37,9 @@ def page(
         blocks: block index per position.
         spell: returns every token's text from one position to before another.
     """
-    hundredths_ICP = np.rint(np.stack([*losses.values()]) / np.log(2) * 100).astype(int)
+    hundredths_ICP = np.rint(
+        np.stack([*losses.values()]) / np.log(2) * 100,
+    ).astype(int)
     passages = []
     for block in np.unique(blocks):
         places = np.flatnonzero(blocks == block)
