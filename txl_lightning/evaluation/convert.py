@@ -260,15 +260,16 @@ def read_vocabulary(path: str | Path, level: Any) -> Vocabulary:
         text = Path(path).read_text("utf-8")
     is_json = Path(path).suffix == ".json"
     written = _symbols_of_json(text, path) if is_json else _symbols_of_lines(text, level)
-    are_numbers = level == "byte" and all(NUMBER.fullmatch(symbol) for symbol in written)
+    are_numbers = not is_json or all(NUMBER.fullmatch(symbol) for symbol in written)
     symbols: dict[str, None] = {}
     for number, symbol in enumerate(written, start=1):
         is_symbol = level == "word" or len(symbol) < 2 or (level, symbol) == ("char", UNKNOWN)
-        if are_numbers and symbol:
-            is_symbol = int(symbol) < 256
-            symbol = chr(int(symbol))
+        if level == "byte" and symbol and are_numbers:
+            is_symbol = NUMBER.fullmatch(symbol) is not None and int(symbol) < 256
+            if is_symbol:
+                symbol = chr(int(symbol))
         elif level == "byte" and symbol:
-            is_symbol = is_json and len(symbol) == 1 and ord(symbol) < 256
+            is_symbol = len(symbol) == 1 and ord(symbol) < 256
         allowed = f"line {number}: {written[number - 1]!r} is not a {level} (data.level)"
         require(is_symbol, "vocabulary", path, allowed)
         symbols[symbol] = None
