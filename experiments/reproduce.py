@@ -24,7 +24,7 @@ from experiments.engine.jobs import Job, Outcomes, composed, composed_options
 from experiments.engine.plan import Plan, make_plan, plan_table
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.report.pages import write_report
-from experiments.report.results import assemble, seconds_before
+from experiments.report.results import Effort, assemble, effort_before
 from experiments.tables import (
     figures_5_to_7,
     main_results,
@@ -181,16 +181,19 @@ def run(plan: Plan, started: float) -> None:
         KeyboardInterrupt: the jobs were stopped.
     """
     directory = plan.setup.directory
-    before = seconds_before(directory, plan.finished())
+    before = effort_before(directory, plan.finished())
     if len(plan.finished()) == len(plan.jobs):
         report(plan, before)
         return
     last_report = 0.0
 
+    def effort() -> Effort:
+        return Effort(before.seconds + time.monotonic() - started, before.calls + 1)
+
     def report_now_and_then() -> None:
         nonlocal last_report
         if time.monotonic() > last_report + SECONDS_BETWEEN_REPORTS:
-            report(plan, before + time.monotonic() - started)
+            report(plan, effort())
             last_report = time.monotonic()
 
     print(
@@ -201,10 +204,10 @@ def run(plan: Plan, started: float) -> None:
     try:
         plan.run(report_now_and_then)
     finally:
-        report(plan, before + time.monotonic() - started)
+        report(plan, effort())
 
 
-def report(plan: Plan, seconds: float) -> None:
+def report(plan: Plan, effort: Effort) -> None:
     """Write the report of the jobs that are finished."""
     setup = plan.setup
     finished = frozenset(plan.finished())
@@ -215,7 +218,7 @@ def report(plan: Plan, seconds: float) -> None:
         finished,
     )
     sections = [SECTIONS[name].section(setup, outcomes) for name in setup.sections]
-    write_report(assemble(plan, outcomes, sections, seconds), setup.directory)
+    write_report(assemble(plan, outcomes, sections, effort), setup.directory)
 
 
 if __name__ == "__main__":

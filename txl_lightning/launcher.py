@@ -278,7 +278,7 @@ def refuse_another_text(root: Path, config: DictConfig, options: dict[str, Any])
 
         _, now = corpus_source(typed(config.data))
         if corpus["sha256"] != now:
-            other = f"{job.path} is of another text than data={config.data.name} is now"
+            other = f"{job.path} used another text than data={config.data.name} has now"
             raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")
         return  # the other jobs were compared with this one
 

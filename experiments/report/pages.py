@@ -103,8 +103,7 @@ def introduction(results: Results) -> str:
     if not where:
         where = f"{machine['cores']} cores of an {machine['processor'] or 'unknown CPU'}"
     verb = "took" if results["finished"] else "has run for"
-    wall = clock(results["seconds"]["wall"])
-    took = f"{results['command']} {verb} {wall} on {where}"
+    took = f"{results['command']} {verb} {time_of(results)} on {where}"
     trained = [run for run in results["runs"].values() if run["command"] == "train"]
     if not trained:
         return f"{took}. No training is finished."
@@ -112,6 +111,15 @@ def introduction(results: Results) -> str:
     size = f"{first['parameters'] / 1e6:.1f}M parameters on {first['tokens']:,} tokens each"
     models = f"{len(trained)} models of {size}, of {_corpus(results)}"
     return f"{took}. It trained {models}, unless a table says otherwise. {pair(results)}".rstrip()
+
+
+def time_of(results: Results) -> str:
+    """Return the wall-clock time of the whole command, and in how many calls."""
+    seconds = results["seconds"]
+    text = clock(seconds["wall"])
+    if seconds.get("calls", 1) > 1:
+        text += f" in {seconds['calls']} calls, each but the last stopped,"
+    return text
 
 
 def _corpus(results: Results) -> str:
@@ -312,15 +320,13 @@ def table_of(content: Results) -> TextTable:
 
 def _settings(results: Results) -> list[str]:
     machine = results["machine"]
-    seconds = results["seconds"]
+    training = clock(results["seconds"]["training"])
     versions = [f"{name} {number}" for name, number in results["versions"].items()]
     gpus = ", ".join(machine["gpus"]) or "no GPU"
     facts = dict(results["settings"])
     for corpus in results["corpora"]:
         facts[f"data: {corpus['name']}"] = f"SHA-256 {corpus['sha256']}"
-    wall = clock(seconds["wall"])
-    training = clock(seconds["training"])
-    facts["time"] = f"{wall}; {training} of training in all jobs"
+    facts["time"] = f"{time_of(results)}; {training} of training in all jobs"
     facts["machine"] = (
         f"{machine['cores']} cores, {machine['processor']}; {gpus}; "
         f"{machine['platform']}; Python {machine['python']}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,29 @@ from txl_lightning.reporting.code import commit
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
 
 
-def seconds_before(directory: Path, finished: set[str]) -> float:
-    """Return the wall-clock seconds of earlier calls by their report.
+@dataclass(frozen=True)
+class Effort:
+    """Wall-clock seconds of the whole command over all calls; each call after the first continued a stopped one."""
 
-    They count from nothing again if a finished report is made anew, or nothing of it is left.
+    seconds: float = 0.0
+    calls: int = 0
+
+
+def effort_before(directory: Path, finished: set[str]) -> Effort:
+    """Return the effort of earlier calls by their report.
+
+    It counts from nothing again if a finished report is made anew, or nothing of it is left.
     """
     results = read_json(directory / "results.json")
     is_over = results.get("finished") and not finished.issuperset(results["runs"])
     if not results or not finished or is_over:
-        return 0.0
-    return float(results["seconds"]["wall"])
+        return Effort()
+    seconds = results["seconds"]
+    return Effort(seconds["wall"], seconds.get("calls", 1))
 
 
 def assemble(
-    plan: Plan, outcomes: Outcomes, sections: Sequence[Section], seconds: float
+    plan: Plan, outcomes: Outcomes, sections: Sequence[Section], effort: Effort
 ) -> dict[str, Any]:
     """Return the content of `results.json`.
 
@@ -42,7 +51,7 @@ def assemble(
         plan: jobs of the reproduction.
         outcomes: results of those that are finished.
         sections: sections of the report, in order.
-        seconds: wall-clock time of the whole command, over all calls.
+        effort: time and calls so far.
     """
     profile = plan.setup.profile
     done = [job for job in plan.jobs if outcomes.has(job)]
@@ -59,8 +68,9 @@ def assemble(
         "verdicts": profile.verdicts,
         "command": plan.setup.command,
         "seconds": {
-            "wall": round(seconds, 1),
+            "wall": round(effort.seconds, 1),
             "training": round(training_seconds, 1),
+            "calls": effort.calls,
         },
         "machine": {
             "processor": processor(),

@@ -13,7 +13,7 @@ import pytest
 from experiments.engine.profiles import PROFILES
 from experiments.report import readme
 from experiments.report.pages import introduction, render, table_of, write_report
-from experiments.report.results import seconds_before
+from experiments.report.results import Effort, effort_before
 from experiments.sections import cell_text, decimal, interval, unit_words
 from txl_lightning.files import write_json
 
@@ -114,15 +114,17 @@ def test_the_introduction_says_losses_time_and_how_subwords_are_cut() -> None:
     assert "of book (bpe level)," in introduction({**COMMITTED, "corpora": [corpus]})
 
 
-def test_the_time_is_that_of_all_calls_of_one_report(tmp_path: Path) -> None:
-    assert seconds_before(tmp_path, set()) == 0.0
-    results = {"finished": False, "runs": {"a": {}}, "seconds": {"wall": 5.0}}
+def test_time_and_calls_are_counted_over_one_report(tmp_path: Path) -> None:
+    assert effort_before(tmp_path, set()) == Effort()
+    results = {"finished": False, "runs": {"a": {}}, "seconds": {"wall": 5.0, "calls": 2}}
     write_json(tmp_path / "results.json", results)
-    assert seconds_before(tmp_path, {"a"}) == 5.0
-    assert seconds_before(tmp_path, set()) == 0.0
+    assert effort_before(tmp_path, {"a"}) == Effort(5.0, 2)
+    assert effort_before(tmp_path, set()) == Effort()
     write_json(tmp_path / "results.json", {**results, "finished": True})
-    assert seconds_before(tmp_path, {"a"}) == 5.0
-    assert seconds_before(tmp_path, {"b"}) == 0.0
+    assert effort_before(tmp_path, {"a"}) == Effort(5.0, 2)
+    assert effort_before(tmp_path, {"b"}) == Effort()
+    stopped = {**COMMITTED, "seconds": {"wall": 5400.0, "training": 60.0, "calls": 2}}
+    assert "took 1.5 h in 2 calls, each but the last stopped, on" in introduction(stopped)
 
 
 def test_a_smoke_run_judges_nothing(tmp_path: Path) -> None:
