@@ -78,13 +78,7 @@ def test_documents_begin_at_the_lines_that_the_corpus_names(
         level=level,
         document_start=pattern,
     )
-    assert text_of(corpus) == text_of(
-        corpus_of(
-            path,
-            tmp_path,
-            level=level,
-        )
-    )
+    assert text_of(corpus) == text_of(corpus_of(path, tmp_path, level=level))
     start = first.strip() if level == "word" else first
     for split in SPLITS:
         assert np.array_equal(

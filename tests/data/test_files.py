@@ -40,13 +40,7 @@ def test_files_that_are_splits_are_splits(
 ) -> None:
     paths = files(
         tmp_path / "texts",
-        dict(
-            zip(
-                names,
-                SPLIT_TEXTS.values(),
-                strict=True,
-            )
-        ),
+        dict(zip(names, SPLIT_TEXTS.values(), strict=True)),
     )
     chosen: dict[str, Any] = {
         "folder": str(tmp_path / "texts"),
@@ -129,13 +123,7 @@ def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
     words = "several formats, csv and text: choose files by a pattern"
     with pytest.raises(OptionError, match=words):
         corpus_of(folder, tmp_path)
-    assert text_of(
-        corpus_of(
-            folder,
-            tmp_path,
-            format="text",
-        )
-    ).startswith("a" * 50 + "id,text")
+    assert text_of(corpus_of(folder, tmp_path, format="text")).startswith("a" * 50 + "id,text")
     assert text_of(corpus_of(f"{folder}/*.csv", tmp_path)).startswith("record 0")
 
 

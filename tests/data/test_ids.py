@@ -210,11 +210,7 @@ def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path: Path, sta
     )
     assert corpus.documents["train"].tolist() == [
         0,
-        *range(
-            7,
-            900,
-            37,
-        ),
+        *range(7, 900, 37),
     ]
     assert (
         len(corpus.vocabulary),
@@ -266,16 +262,7 @@ def test_what_is_no_sequence_of_ids_is_refused(
 
 def test_ids_that_look_wrong_are_read_if_the_vocabulary_is_given(tmp_path: Path) -> None:
     path = saved(tmp_path, FEW * (FEW < 9))
-    assert (
-        len(
-            ids_of(
-                path,
-                tmp_path,
-                vocab_size=9,
-            ).vocabulary
-        )
-        == 9
-    )
+    assert len(ids_of(path, tmp_path, vocab_size=9).vocabulary) == 9
 
 
 UINT16 = {"dtype": "uint16"}

@@ -76,14 +76,7 @@ def in_splits(text: Any) -> list[Any]:
 
 
 def split_files(pattern: str, contents: list[bytes]) -> dict[str, bytes]:
-    return {
-        pattern.format(split): content
-        for split, content in zip(
-            SPLITS,
-            contents,
-            strict=True,
-        )
-    }
+    return {pattern.format(split): content for split, content in zip(SPLITS, contents, strict=True)}
 
 
 # A corpus is its name, its symbols in the order of their numbers, and the symbols of each split's tokens, joined.
@@ -218,11 +211,7 @@ def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
     assert not torch.equal(other_seed[0].tokens, train[0].tokens)
     with pytest.raises(UserError, match=r"data.batch_size=200: gives too few of"):
         StreamsDataModule(
-            replace(
-                data,
-                batch_size=200,
-                segment_len=2,
-            ),
+            replace(data, batch_size=200, segment_len=2),
             lengths,
         )
 

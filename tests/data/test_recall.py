@@ -65,11 +65,7 @@ def test_the_closed_forms_and_the_default_of_the_example() -> None:
 
 def test_the_corpus_is_the_text_in_three_splits_and_needs_no_file(tmp_path: Path) -> None:
     corpus = load(tmp_path, n_tokens=20_000)
-    assert text_of(corpus) == Recall(
-        (12,),
-        0.9,
-        8,
-    ).text(20_000, 1)
+    assert text_of(corpus) == Recall((12,), 0.9, 8).text(20_000, 1)
     assert [len(corpus.splits[split]) for split in SPLITS] == [
         18_000,
         1_000,
@@ -91,12 +87,5 @@ def test_the_corpus_is_the_text_in_three_splits_and_needs_no_file(tmp_path: Path
         {"symbols": 9},
         {"repeats": 0.8},
     )
-    checksums = {
-        load(
-            tmp_path,
-            n_tokens=20_000,
-            **other,
-        ).checksum
-        for other in others
-    }
+    checksums = {load(tmp_path, n_tokens=20_000, **other).checksum for other in others}
     assert len(checksums | {corpus.checksum}) == 5  # a list of one distance is the distance

@@ -25,13 +25,7 @@ def records_of(folder: Path, path: Any, **options: Any) -> list[str]:
     config = FileData(
         name="file", path=str(path), level="byte", cache_dir=str(folder / "cache"), **options
     )
-    return documents_of(
-        load_corpus(
-            config,
-            Vocabulary("byte"),
-            whole=True,
-        )
-    )
+    return documents_of(load_corpus(config, Vocabulary("byte"), whole=True))
 
 
 DICTIONARY = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
@@ -76,14 +70,7 @@ def test_shards_whose_first_record_is_long_are_records(tmp_path: Path) -> None:
     lines = "".join(json.dumps({"url": "x", "raw_content": text}) + "\n" for text in texts).encode()
     files(
         tmp_path / "crawl",
-        {
-            f"{n}.json.zst": pyarrow.compress(
-                lines,
-                "zstd",
-                asbytes=True,
-            )
-            for n in range(2)
-        },
+        {f"{n}.json.zst": pyarrow.compress(lines, "zstd", asbytes=True) for n in range(2)},
     )
     expected = [f"{text}\n" for text in texts] * 2
     assert (
@@ -102,13 +89,7 @@ def test_quotes_of_tsv_are_characters(tmp_path: Path) -> None:
     assert records_of(tmp_path, path) == ['"an open quote\n', "second\n", '"closed" one\n']
     quoted = csv_of("\t")
     (path,) = files(tmp_path, {"quoted.tsv": quoted})
-    assert len(
-        records_of(
-            tmp_path,
-            path,
-            format="csv",
-        )
-    ) == len(TEXTS)
+    assert len(records_of(tmp_path, path, format="csv")) == len(TEXTS)
 
 
 def test_values_of_csv_stay_as_they_are(tmp_path: Path) -> None:
@@ -120,17 +101,7 @@ def test_values_of_csv_stay_as_they_are(tmp_path: Path) -> None:
 def test_any_file_is_read_as_text_if_the_format_says_so(tmp_path: Path, name: str) -> None:
     content = JSON_LINES.decode()
     (path,) = files(tmp_path, {name: content})
-    assert (
-        text_of(
-            corpus_of(
-                path,
-                tmp_path,
-                level="char",
-                format="text",
-            )
-        )
-        == content
-    )
+    assert text_of(corpus_of(path, tmp_path, level="char", format="text")) == content
 
 
 @pytest.mark.parametrize("name", ["events.log", "wiki_00"])
@@ -138,13 +109,7 @@ def test_text_that_begins_like_json_is_refused(tmp_path: Path, name: str) -> Non
     (path,) = files(tmp_path, {name: JSON_LINES})
     with pytest.raises(OptionError, match=r"not JSON; data\.format=jsonl or json reads its"):
         corpus_of(path, tmp_path, level="char")
-    assert len(
-        records_of(
-            tmp_path,
-            path,
-            format="jsonl",
-        )
-    ) == len(TEXTS)
+    assert len(records_of(tmp_path, path, format="jsonl")) == len(TEXTS)
 
 
 def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: Output) -> None:
@@ -152,11 +117,7 @@ def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: Output
         tmp_path,
         {"a.jsonl": '{"body": "a", "text": "x"}\n{"body": null}\n{"text": "y"}\n{"body": "b"}\n'},
     )
-    assert records_of(
-        tmp_path,
-        path,
-        column="body",
-    ) == ["a\n", "b\n"]
+    assert records_of(tmp_path, path, column="body") == ["a\n", "b\n"]
     assert "a.jsonl: 2 records lack the column; left out" in capsys.readouterr().err
     words = r"data\.column=title: must be a column of .*a\.jsonl: body, text"
     with pytest.raises(OptionError, match=words):
@@ -186,11 +147,7 @@ def test_a_bad_record_ends_with_its_line_or_is_counted(
     (path,) = files(tmp_path, {"a.jsonl": b'{"text": "a"}\n' + bad + b'\n{"text": "b"}\n'})
     with pytest.raises(OptionError, match=f"{words}.*data.skip_bad=true leaves such records out"):
         records_of(tmp_path, path)
-    assert records_of(
-        tmp_path,
-        path,
-        skip_bad=True,
-    ) == ["a\n", "b\n"]
+    assert records_of(tmp_path, path, skip_bad=True) == ["a\n", "b\n"]
     assert "1 records cannot be read; left out" in capsys.readouterr().err
 
 
@@ -267,11 +224,7 @@ def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None
         tmp_path,
         level="byte",
     )
-    for split, rows in zip(
-        SPLITS,
-        texts.values(),
-        strict=True,
-    ):
+    for split, rows in zip(SPLITS, texts.values(), strict=True):
         assert text_of(corpus, split) == "".join(row.removesuffix("\n") + "\n" for row in rows)
 
 

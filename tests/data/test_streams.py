@@ -101,14 +101,7 @@ def test_extended_context_is_the_tokens_before(
 
 
 def test_the_first_ranks_have_one_stream_more() -> None:
-    bounds = [
-        part_of_streams(
-            22,
-            rank,
-            8,
-        )
-        for rank in range(8)
-    ]
+    bounds = [part_of_streams(22, rank, 8) for rank in range(8)]
     assert bounds == [
         (0, 3),
         (3, 6),
@@ -130,23 +123,12 @@ def test_the_union_over_ranks_is_always_the_same(
     lengths = (world_size + more, segment_len, 2)
     whole, *parts = (
         make(*lengths),
-        *(
-            make(
-                *lengths,
-                rank,
-                world_size,
-            )
-            for rank in range(world_size)
-        ),
+        *(make(*lengths, rank, world_size) for rank in range(world_size)),
     )
     assert [part.left_out for part in parts] == [whole.left_out] * world_size
     assert sum(part.n_targets for part in parts) == whole.n_targets
     for _ in range(2):
-        for segment, *pieces in zip(
-            whole,
-            *parts,
-            strict=True,
-        ):
+        for segment, *pieces in zip(whole, *parts, strict=True):
             assert torch.equal(segment.tokens, torch.cat([piece.tokens for piece in pieces]))
             assert torch.equal(segment.targets, torch.cat([piece.targets for piece in pieces]))
 
@@ -250,14 +232,7 @@ def test_after_the_last_segment_a_restored_state_continues_with_the_next_epoch(m
 def test_a_stream_is_whole_sentences(
     n: int, segment_len: int, lengths: list[int], seed: int | None
 ) -> None:
-    segments = list(
-        shuffled(
-            lengths,
-            n,
-            segment_len,
-            seed=seed,
-        )
-    )
+    segments = list(shuffled(lengths, n, segment_len, seed=seed))
     seen: list[int] = []
     for index in range(n):
         tokens = torch.cat([segment.tokens[index] for segment in segments]).tolist()
@@ -282,12 +257,7 @@ def test_a_stream_is_whole_sentences(
 
 def test_every_epoch_has_an_order_of_its_own_that_the_seed_decides() -> None:
     streams, same = (
-        shuffled(
-            VARIED,
-            3,
-            4,
-            seed=5,
-        ),
+        shuffled(VARIED, 3, 4, seed=5),
         shuffled(VARIED, 3, 4, seed=5),
     )
     first, second = epoch(streams), epoch(streams)
@@ -295,14 +265,7 @@ def test_every_epoch_has_an_order_of_its_own_that_the_seed_decides() -> None:
     assert not torch.equal(first, second)
     assert torch.equal(torch.cat([epoch(same), epoch(same)]), torch.cat([first, second]))
     assert not torch.equal(
-        epoch(
-            shuffled(
-                VARIED,
-                3,
-                4,
-                seed=6,
-            )
-        ),
+        epoch(shuffled(VARIED, 3, 4, seed=6)),
         first,
     )
     # Another segment length reads the same order, as far as both go.
@@ -323,11 +286,7 @@ def test_every_epoch_has_an_order_of_its_own_that_the_seed_decides() -> None:
 
 def test_evaluation_reads_the_texts_own_order_every_time_and_nearly_all_of_it() -> None:
     streams, alone = (
-        shuffled(
-            VARIED,
-            3,
-            4,
-        ),
+        shuffled(VARIED, 3, 4),
         shuffled(VARIED, 1, 4),
     )
     first, text = epoch(streams), streams.tokens.tolist()
@@ -351,17 +310,7 @@ IMPOSSIBLE = [
 @pytest.mark.parametrize(("sizes", "words"), IMPOSSIBLE)
 def test_impossible_sizes_are_named(sizes: tuple[int, ...], words: str) -> None:
     for make in (Streams, ShuffledStreams):
-        starts = (
-            {}
-            if make is Streams
-            else {
-                "starts": np.arange(
-                    0,
-                    25,
-                    5,
-                )
-            }
-        )
+        starts = {} if make is Streams else {"starts": np.arange(0, 25, 5)}
         with pytest.raises(OptionError, match=words):
             make(
                 np.arange(25),

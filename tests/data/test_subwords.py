@@ -146,14 +146,7 @@ def encoded(vocabulary: Vocabulary, contents: list[bytes]) -> list[int]:
 
 
 def in_chunks(text: str, size: int) -> list[bytes]:
-    return [
-        text[at : at + size].encode()
-        for at in range(
-            0,
-            len(text),
-            size,
-        )
-    ]
+    return [text[at : at + size].encode() for at in range(0, len(text), size)]
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -244,14 +237,7 @@ def test_training_counts_the_words_of_the_whole_text() -> None:
     )
     made.train_from_iterator([text], trainer)
     found = train_byte_pairs(
-        [
-            text[at : at + 777]
-            for at in range(
-                0,
-                len(text),
-                777,
-            )
-        ],
+        [text[at : at + 777] for at in range(0, len(text), 777)],
         700,
     )
     assert json.loads(found)["model"] == json.loads(made.to_str())["model"]

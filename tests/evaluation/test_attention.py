@@ -50,14 +50,7 @@ def attention_of_queries(model: TransformerXL, streams: Streams, terms: str | No
     for index in range(len(streams)):
         recorded, memory = attention_inputs(model, streams[index].tokens, memory)
         for layer, (attention, inputs) in enumerate(recorded):
-            weights_HBTK = (
-                attention.logits(
-                    *inputs,
-                    terms,
-                )
-                .softmax(-1)
-                .numpy()
-            )
+            weights_HBTK = attention.logits(*inputs, terms).softmax(-1).numpy()
             H, B, T, _ = weights_HBTK.shape
             for stream, query in product(range(B), range(T)):
                 if min(n_read, mem_len) + query + 1 < reach:

@@ -32,14 +32,8 @@ KINDS += ["lstm", *UNCACHED]
 def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())
     ours = result(runs, kind, tmp_path, splits=["valid", "test"])
-    assert ours["valid"]["nll"] == pytest.approx(
-        metrics["val/nll"],
-        rel=1e-6,
-    )
-    assert ours["test"]["nll"] == pytest.approx(
-        metrics["test/nll"],
-        rel=1e-6,
-    )
+    assert ours["valid"]["nll"] == pytest.approx(metrics["val/nll"], rel=1e-6)
+    assert ours["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
     assert ours["evaluation"]["cached"] is (kind not in ("lstm", *UNCACHED))
     del metrics["evaluation"]["streams_start"]
     assert ours["evaluation"].items() >= metrics["evaluation"].items()
@@ -150,10 +144,7 @@ def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, ex
             stop = min(start + 8, stream_len - 1)
             window = text[
                 None,
-                max(
-                    0,
-                    start - ext_len,
-                ) : stop,
+                max(0, start - ext_len) : stop,
             ]
             targets = text[None, start + 1 : stop + 1]
             nll_BT, memory = model.score(window, targets, memory)

@@ -20,13 +20,7 @@ from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.evaluation.texts import begun_document, encode_open
 from txl_lightning.evaluation.trained import load_trained
 
-LATER = [
-    pytest.param(
-        kind,
-        marks=pytest.mark.full,
-    )
-    for kind in ("lstm", "words")
-]
+LATER = [pytest.param(kind, marks=pytest.mark.full) for kind in ("lstm", "words")]
 KINDS = ("relative", "absolute", "compressive", *LATER)
 
 
@@ -136,12 +130,7 @@ def test_a_sample_of_a_corpus_ends_its_context_at_a_document(
 ) -> None:
     """The document is all that the model sees of the context, whose numbers stay those of the corpus."""
     trained = load_trained(runs.checkpoint("documents"))
-    tokens = np.asarray(
-        load_corpus(
-            trained.config.data,
-            marked=True,
-        ).splits["test"]
-    )
+    tokens = np.asarray(load_corpus(trained.config.data, marked=True).splits["test"])
     start = int((tokens < 0).nonzero()[0][-1])
     given = {"context": 15, "position": start - 10, "mem_len": 30}
     whole = generated(options(runs, "documents", **given), tmp_path)

@@ -67,10 +67,7 @@ def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: 
         assert (settings["mem_len"], settings["protocol"], S) == (
             0,
             "window",
-            max(
-                1,
-                A // 4,
-            ),
+            max(1, A // 4),
         )
         before = losses(window)
         for changed in range(0, N - 1, 8):

@@ -32,12 +32,7 @@ def config_of(arm: Arm, folder: Path, *overrides: str) -> Config:
     )
     (job,) = trainings(
         arm,
-        Setup(
-            profile,
-            overrides,
-            folder,
-            planning=True,
-        ),
+        Setup(profile, overrides, folder, planning=True),
     )
     return composed(job.overrides)
 

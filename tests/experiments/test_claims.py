@@ -35,16 +35,7 @@ ROW = Difference(
 def test_the_mark_is_where_the_interval_lies(
     low: float | None, high: float | None, sign: str
 ) -> None:
-    assert (
-        mark(
-            replace(
-                ROW,
-                low=low,
-                high=high,
-            )
-        )
-        == sign
-    )
+    assert mark(replace(ROW, low=low, high=high)) == sign
 
 
 def test_what_has_no_effect_or_says_nothing_cannot_be_told() -> None:

@@ -47,7 +47,4 @@ def test_losses_are_those_of_fresh_windows(model_type: str) -> None:
         visible = member.reader.visible(context)
         for p, place in enumerate(PLACES):
             expected = fresh_loss(untouched, TOKENS, visible, int(place))
-            assert losses_CP[c, p] == pytest.approx(
-                expected,
-                abs=1e-3,
-            )
+            assert losses_CP[c, p] == pytest.approx(expected, abs=1e-3)

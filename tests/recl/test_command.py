@@ -91,10 +91,7 @@ def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> 
             window[:, -1:],
             None,
         )
-        assert found["nll"][0, c, 7] == pytest.approx(
-            nll.item(),
-            rel=1e-5,
-        )
+        assert found["nll"][0, c, 7] == pytest.approx(nll.item(), rel=1e-5)
     assert found["nll"][1, 0] == pytest.approx(np.log(8))
     np.testing.assert_allclose(
         values(result, "nll"),

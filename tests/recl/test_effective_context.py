@@ -240,14 +240,7 @@ IMPOSSIBLE = [
     ({"fractions": [0.5, 0.5]}, "fractions=.*different"),
     ({"threshold": 1.0}, "threshold=1.0"),
     (
-        {
-            "losses": {
-                "m": np.full(
-                    (5, 3),
-                    np.nan,
-                )
-            }
-        },
+        {"losses": {"m": np.full((5, 3), np.nan)}},
         "must be finite",
     ),
 ]

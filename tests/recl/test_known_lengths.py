@@ -14,12 +14,7 @@ from tests.recl.small_recl import recl
 
 
 def test_a_plateau_ends_the_length_and_not_the_context_within_a_percent(tmp_path: Path) -> None:
-    (tmp_path / "recall.txt").write_text(
-        TEXT.text(
-            60_000,
-            seed=1,
-        )
-    )
+    (tmp_path / "recall.txt").write_text(TEXT.text(60_000, seed=1))
     options: dict[str, Any] = {
         "models": ["py:examples.recall_oracle.oracle"],
         "data_path": str(tmp_path / "recall.txt"),

@@ -53,12 +53,7 @@ def test_positions_are_in_order(
     if available < 1:
         return
     n_positions = max(1, int(share * available))
-    positions, blocks = position_blocks(
-        n_tokens,
-        n_positions,
-        contexts,
-        seed,
-    )
+    positions, blocks = position_blocks(n_tokens, n_positions, contexts, seed)
     assert len(positions) == len(blocks) == n_positions
     assert (np.diff(positions) > 0).all()
     assert contexts[-1] <= positions[0] <= positions[-1] < n_tokens
@@ -73,12 +68,7 @@ def test_a_seed_moves_every_block_within_its_stretch() -> None:
     assert blocks[-1] == 249
     moved = set()
     for seed in range(50):
-        seeded, _ = position_blocks(
-            600_000,
-            10_000,
-            contexts,
-            seed,
-        )
+        seeded, _ = position_blocks(600_000, 10_000, contexts, seed)
         moved_P = plain - seeded
         assert (np.diff(moved_P)[np.diff(blocks) == 0] == 0).all()
         moved.update(moved_P.tolist())

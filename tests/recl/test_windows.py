@@ -131,10 +131,7 @@ def test_a_window_begins_no_earlier_than_its_document(kind: str) -> None:
         place = positions[p : p + 1]
         for c, context in enumerate([3, 20]):
             shorter = window_losses(reader, TOKENS, place, [min(context, length)])
-            assert losses_CP[c, p] == pytest.approx(
-                shorter.item(),
-                abs=1e-10,
-            )
+            assert losses_CP[c, p] == pytest.approx(shorter.item(), abs=1e-10)
 
 
 def test_a_limit_off_the_grid_is_read_with_exactly_so_many_tokens() -> None:

@@ -15,14 +15,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
         axes.plot([1, 2], label=plain_text(name))
     save_with_legend(figure, axes, tmp_path / "f")
     picture = (tmp_path / "f.svg").read_text()
-    assert all(
-        f"<!-- {name} -->"
-        in picture.replace(
-            "<!--  ",
-            "<!-- ",
-        )
-        for name in names
-    )
+    assert all(f"<!-- {name} -->" in picture.replace("<!--  ", "<!-- ") for name in names)
 
 
 @pytest.mark.parametrize(

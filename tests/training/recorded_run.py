@@ -68,14 +68,7 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
     Path(directory).mkdir(exist_ok=True)
     run.LanguageModelModule = Recorded  # type: ignore[misc]
     try:
-        print(
-            json.dumps(
-                train(
-                    from_plain(config),
-                    Path(directory),
-                )
-            )
-        )
+        print(json.dumps(train(from_plain(config), Path(directory))))
     except Stopped as stopped:
         print(stopped)
     finally:

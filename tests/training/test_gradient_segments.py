@@ -82,11 +82,7 @@ def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradie
     for number, step in enumerate(steps):  # the last one has two segments, of 3 and 2
         add_gradients(module, step._replace(number=number))
         for segment in step.split(T, 2):
-            _, memory = model.score(
-                segment.tokens,
-                segment.targets,
-                memory,
-            )
+            _, memory = model.score(segment.tokens, segment.targets, memory)
         stored = module.training_memory.value
         assert torch.equal(stored.states, memory.states)
         assert stored.filled == memory.filled

@@ -33,15 +33,7 @@ def test_auto_takes_the_first_accelerator_that_the_machine_has(
             "is_available",
             lambda has=mps: has,
         )
-        found = resolve_precision(
-            resolve_accelerator(
-                tiny_config(
-                    tmp_path,
-                    *options,
-                    word,
-                )
-            )
-        )
+        found = resolve_precision(resolve_accelerator(tiny_config(tmp_path, *options, word)))
         assert [
             found.trainer.accelerator,
             found.trainer.precision,

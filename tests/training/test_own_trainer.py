@@ -424,14 +424,7 @@ def test_the_trainers_clipping_counts(tmp_path: Path, algorithm: str) -> None:
             gradients = [p.grad for p in module.parameters() if p.grad is not None]
             order = 2.0 if algorithm == "norm" else torch.inf
             if gradients:
-                largest.append(
-                    float(
-                        torch.nn.utils.get_total_norm(
-                            gradients,
-                            order,
-                        )
-                    )
-                )
+                largest.append(float(torch.nn.utils.get_total_norm(gradients, order)))
 
     options = {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": algorithm}
     trainer = make_trainer(

@@ -148,10 +148,7 @@ def test_metrics_json(recorded: Recorded) -> None:
     }
     for split, name in (("valid", "val"), ("test", "test")):
         for unit, value in naive_loss(best, corpus.splits[split], 5).items():
-            expected[f"{name}/{unit}"] = pytest.approx(
-                value,
-                rel=1e-5,
-            )
+            expected[f"{name}/{unit}"] = pytest.approx(value, rel=1e-5)
     assert metrics == expected
 
 

@@ -146,21 +146,10 @@ def load_corpus(
     try:
         if config.level == "ids":
             of_file = cast("FileData", config)
-            vocabulary = vocabulary_of_ids(
-                of_file,
-                source,
-                checksum,
-                vocabulary,
-            )
+            vocabulary = vocabulary_of_ids(of_file, source, checksum, vocabulary)
         elif config.level == "bpe" and vocabulary is None:
             vocabulary = _tokenizer(config, source, checksum)
-        return _encoded_corpus(
-            config,
-            source,
-            checksum,
-            vocabulary,
-            marked,
-        )
+        return _encoded_corpus(config, source, checksum, vocabulary, marked)
     except OptionError:
         raise
     except UserError as error:

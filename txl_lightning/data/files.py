@@ -105,12 +105,7 @@ def _by_mapping(paths: Mapping[str, Any], config: FileData) -> dict[str, Files]:
         OptionError: it names other splits, or a file in train is in another split too.
     """
     is_good = "train" in paths and set(paths) <= set(SPLITS)
-    require(
-        is_good,
-        "data.path",
-        dict(paths),
-        ALLOWED,
-    )
+    require(is_good, "data.path", dict(paths), ALLOWED)
     files = {split: find_files(config, given) for split, given in paths.items()}
     for split in files.keys() - {"train"}:
         shared = set(files["train"]) & set(files[split])
@@ -260,12 +255,7 @@ def _list_files(given: Any) -> list[Path]:
     """
     listed = [given] if isinstance(given, str) else given
     is_good = isinstance(listed, list) and all(isinstance(path, str) and path for path in listed)
-    require(
-        is_good,
-        "data.path",
-        given,
-        ALLOWED,
-    )
+    require(is_good, "data.path", given, ALLOWED)
     paths: dict[Path, Path] = {}  # by the files that links lead to
     try:
         for text in listed:

@@ -70,12 +70,7 @@ def open_ids(path: Path, name: str, config: FileData) -> Part:
     magic = int.from_bytes(head[:4], "little")
     if name == "bin" and magic in TYPES_OF_LLM_C:
         n_ids = int.from_bytes(head[8:12], "little")
-        return _part(
-            path,
-            TYPES_OF_LLM_C[magic],
-            n_ids,
-            LLM_C_HEADER,
-        )
+        return _part(path, TYPES_OF_LLM_C[magic], n_ids, LLM_C_HEADER)
     return _raw(path, config, head)
 
 
@@ -115,12 +110,7 @@ def _indexed(path: Path) -> Part:
     except (struct.error, LookupError, ValueError) as error:
         allowed = "must have an index of Megatron or fairseq (--dataset-impl mmap)"
         raise OptionError("data.path", path, allowed) from error
-    return _part(
-        path,
-        dtype,
-        n_ids,
-        starts=starts,
-    )
+    return _part(path, dtype, n_ids, starts=starts)
 
 
 def _part(

@@ -131,13 +131,7 @@ class Streams:
         self.position = 0
         self._start = 0
         self.targets_per_stream = self._measure()  # before an array with as many streams
-        self.own = np.arange(
-            *part_of_streams(
-                self.batch_size,
-                self.rank,
-                self.world_size,
-            )
-        )
+        self.own = np.arange(*part_of_streams(self.batch_size, self.rank, self.world_size))
 
     def _measure(self) -> int:
         """Set `stream_starts`, [B], and `text_len`, and return the number of targets per stream.

@@ -331,11 +331,7 @@ def close_sentences(tokens: np.ndarray, sentence: int) -> tuple[np.ndarray, Posi
     """
     starts = np.flatnonzero(tokens == sentence)
     ends = [*starts[1:], len(tokens)][: len(starts)]
-    return np.insert(
-        tokens,
-        ends,
-        sentence,
-    ), starts + np.arange(len(starts))
+    return np.insert(tokens, ends, sentence), starts + np.arange(len(starts))
 
 
 def all_bytes(chunks: Iterable[bytes]) -> Vocabulary:

@@ -171,14 +171,7 @@ class TokenSoftmax(nn.Module):
         column = embedding.edges[1] + cluster_of - 1
         head_targets = torch.where(cluster_of > 0, column, targets)
         nll = negative_log_likelihood(self._head(hidden, embedding, rows[0]), head_targets)
-        nll = self._add_tails(
-            nll,
-            hidden,
-            targets,
-            embedding,
-            rows,
-            known_targets_BT,
-        )
+        nll = self._add_tails(nll, hidden, targets, embedding, rows, known_targets_BT)
         return nll.view_as(targets_BT).to(self.bias.dtype)
 
     def _add_tails(
@@ -200,12 +193,7 @@ class TokenSoftmax(nn.Module):
         for cluster in range(1, embedding.n_clusters):
             members = places[cluster]
             chosen = hidden.index_select(0, members)
-            logits = self._logits(
-                chosen,
-                cluster,
-                embedding,
-                rows[cluster],
-            )
+            logits = self._logits(chosen, cluster, embedding, rows[cluster])
             targets_inside = targets[members] - embedding.edges[cluster]
             nll_inside = negative_log_likelihood(logits, targets_inside)
             nll = nll.index_add(0, members, nll_inside)
@@ -221,12 +209,7 @@ class TokenSoftmax(nn.Module):
         parts = [head[:, :shortlist]]
         for cluster in range(1, embedding.n_clusters):
             column = shortlist + cluster - 1
-            logits = self._logits(
-                hidden,
-                cluster,
-                embedding,
-                rows[cluster],
-            )
+            logits = self._logits(hidden, cluster, embedding, rows[cluster])
             inside = _log_softmax(logits)[:, : len(rows[cluster])]
             parts.append(head[:, column : column + 1] + inside)
         return torch.cat(parts, dim=-1).view(*hidden_BTD.shape[:2], -1)

@@ -230,11 +230,7 @@ class TransformerXL(ScoringModel, nn.Module):
             n_keys: K.
             like: tensor with the result's type and device.
         """
-        return self.encoding.positions(
-            n_keys,
-            self.config.clamp_len,
-            like,
-        )
+        return self.encoding.positions(n_keys, self.config.clamp_len, like)
 
     def visible(self, memory: Memory, n_tokens: int, like: Tensor) -> VisibleKeys:
         """Return the keys that T tokens after a memory may attend to."""

@@ -235,15 +235,7 @@ def measured_steps(
     means = []
     rises = []
     before_P = np.zeros(losses_ICP.shape[2])
-    for c, (now_IP, next_IP) in enumerate(
-        pairwise(
-            losses_ICP.transpose(
-                1,
-                0,
-                2,
-            )
-        )
-    ):
+    for c, (now_IP, next_IP) in enumerate(pairwise(losses_ICP.transpose(1, 0, 2))):
         best_P = now_IP.min(axis=0)
         values_VP = np.vstack([best_P, np.minimum(best_P, next_IP)])
         means.append(_hardest_means(values_VP, sizes_RS, counts_SB, block_P))
@@ -258,10 +250,7 @@ def measured_steps(
             rises_RIS |= means_RVS[:, 1:] >= 0
         rises.append(rises_RIS)
         before_P += best_P
-    return np.stack(
-        means,
-        axis=-1,
-    ), np.stack(rises, axis=-1)
+    return np.stack(means, axis=-1), np.stack(rises, axis=-1)
 
 
 def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P: Integers) -> Array:

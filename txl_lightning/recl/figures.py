@@ -84,11 +84,7 @@ def _axes(contexts: Sequence[int], curves: Mapping[str, tuple[Any, Any]]) -> Axe
     """Draw the values of each model in a band of one standard error, with ticks at some contexts."""
     axes = new_figure(5.4, 4.0).add_subplot()  # small: to be read at the width of a phone
     axes.set_xlabel("context (tokens)")
-    for (name, (values, errors)), look in zip(
-        curves.items(),
-        looks(),
-        strict=False,
-    ):
+    for (name, (values, errors)), look in zip(curves.items(), looks(), strict=False):
         label = plain_text(name)
         axes.plot(
             contexts,

@@ -49,10 +49,7 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
     models: list[str] = field(default_factory=list)
     names: list[str] | None = None
     begin_of_text: bool | None = None
-    split: str | None = option(
-        None,
-        one_of(*SPLITS),
-    )
+    split: str | None = option(None, one_of(*SPLITS))
     contexts: list[int] | None = None
     first_context: int = option(16, COUNT)
     step: int = option(16, COUNT)
@@ -62,9 +59,6 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
     fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
     threshold: float = 0.01
     bootstrap: int = 1000
-    documents: str = option(
-        "respect",
-        one_of("respect", "ignore"),
-    )
+    documents: str = option("respect", one_of("respect", "ignore"))
     seed: int = option(1, SEED)
     data_path: Any = None

@@ -56,13 +56,7 @@ def position_blocks(
     width = WIDTH * len(contexts) * rasters
     n_blocks = max(FEWEST_BLOCKS, n_positions // width)
     n_blocks = min(n_positions, n_blocks)
-    edges, sizes = _stretches(
-        n_tokens,
-        n_positions,
-        n_blocks,
-        max_context,
-        step,
-    )
+    edges, sizes = _stretches(n_tokens, n_positions, n_blocks, max_context, step)
     generator = np.random.default_rng(seed)
     positions = []
     for number, size in enumerate(sizes):
@@ -71,10 +65,7 @@ def position_blocks(
         offsets = _offsets(size, end - start, step)
         block = end - offsets[::-1]
         if seed is not None and size > 0:
-            room = block[0] - max(
-                max_context,
-                start + 1,
-            )
+            room = block[0] - max(max_context, start + 1)
             block -= generator.integers(room + 1)
         positions.append(block)
     numbers = np.repeat(np.arange(n_blocks), sizes)

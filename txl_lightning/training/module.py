@@ -352,12 +352,7 @@ class LanguageModelModule(LightningModule):
             if model.config.cutoffs and segment.known_targets is not None:
                 known["known_targets_BT"] = torch.from_numpy(segment.known_targets)
             score = self._scorer_for(segment, memory)
-            nll_BT, memory = score(
-                segment.tokens,
-                segment.targets,
-                memory,
-                **known,
-            )
+            nll_BT, memory = score(segment.tokens, segment.targets, memory, **known)
             counted.append(nll_BT[:, self._counted_positions(nll_BT.shape[1], i, len(segments))])
         return torch.cat(counted, dim=1), memory
 
@@ -450,13 +445,7 @@ class LanguageModelModule(LightningModule):
         self.latest["train/tokens_per_second"] = recent / (time.perf_counter() - self._since)
         self.latest["train/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.latest["train/gradient_norm"] = float(self.gradient_norm)
-        self.latest["train/memory_length"] = float(
-            getattr(
-                self.training_memory.value,
-                "filled",
-                0,
-            )
-        )
+        self.latest["train/memory_length"] = float(getattr(self.training_memory.value, "filled", 0))
         self.latest["train/peak_memory_bytes"] = self.ranks.largest(peak_memory(self.device))
         self.log_dict(self.latest, logger=False)  # for callbacks
         log_values(self.trainer, {**self.latest, "tokens": self.tokens})

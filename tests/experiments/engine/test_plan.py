@@ -162,11 +162,7 @@ def test_a_plan_shows_every_job_and_the_sum_of_their_times(
 ) -> None:
     monkeypatch.setattr(module, "tokens_read", lambda job: 1_500_000)
     lines = plan_table(
-        plan_of(
-            tmp_path,
-            A,
-            TIME,
-        ).setup,
+        plan_of(tmp_path, A, TIME).setup,
         [A, TIME],
     ).splitlines()
     cells = [line.replace(" ", "").strip("|").split("|") for line in lines[2:4]]

@@ -71,15 +71,7 @@ def test_every_presentation_path_of_the_package_exists() -> None:
 def test_a_line_for_each_start_and_end_has_the_time_left_at_the_pace_so_far(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    a, b, c = (
-        Job(
-            name,
-            "train",
-            (),
-            "x",
-        )
-        for name in "abc"
-    )
+    a, b, c = (Job(name, "train", (), "x") for name in "abc")
     jobs: Any = Jobs(
         [a, b, c],
         Mock(),

@@ -76,11 +76,7 @@ def _recl(job: Job, random: np.random.Generator) -> dict[str, Any]:
     for name in re.findall(r"'(.*?)'", names):
         lengths = {}
         for r in ("0.1", "0.5", "1.0"):
-            value, guarded = random.integers(
-                8,
-                64,
-                2,
-            ).tolist()
+            value, guarded = random.integers(8, 64, 2).tolist()
             length = {"value": value, "guarded": guarded}
             lengths[r] = {**length, "at_least": False, "guarded_at_least": False}
         models.append(
@@ -106,14 +102,7 @@ def _speed(job: Job, random: np.random.Generator) -> dict[str, Any]:
 
 
 def _attention(job: Job, random: np.random.Generator) -> dict[str, Any]:
-    means = {
-        name: random.uniform(
-            0.5,
-            1,
-            (6, 40),
-        )
-        for name in ("all", "a", "b", "d")
-    }
+    means = {name: random.uniform(0.5, 1, (6, 40)) for name in ("all", "a", "b", "d")}
     return {"attention.json": {}, "attention.npz": means}
 
 

@@ -66,11 +66,7 @@ def test_blocks_hold_the_tokens_that_every_file_of_them_has(setup: Setup) -> Non
     on = [run.losses("init") for run in evaluated[ON]]
     off = [run.losses("init") for run in evaluated[OFF]]
     longer = [run.losses("longer") for run in evaluated[ON]]
-    (on_SB, off_SB, longer_SB), weights_B = shared_blocks(
-        on,
-        off,
-        longer,
-    )
+    (on_SB, off_SB, longer_SB), weights_B = shared_blocks(on, off, longer)
     assert weights_B.tolist() == [
         1200,
         1200,

@@ -291,18 +291,7 @@ class CachedTransformerXL(ScoringModel):
         kv_NPH11E = torch.stack(projected)
         N, P, H, _, _, E = kv_NPH11E.shape
         length = self.config.mem_len if self.config.memory_start == "zeros" else 0
-        buffer_NPXCE = (
-            kv_NPH11E.expand(
-                N,
-                P,
-                H,
-                batch_size,
-                length,
-                E,
-            )
-            .flatten(2, 3)
-            .contiguous()
-        )
+        buffer_NPXCE = kv_NPH11E.expand(N, P, H, batch_size, length, E).flatten(2, 3).contiguous()
         memory = KeyValueMemory(buffer_NPXCE, batch_size, made_by=self, filled=length)
         if self.config.memory_reset == "document":
             device = buffer_NPXCE.device
