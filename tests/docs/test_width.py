@@ -1,13 +1,14 @@
-"""Code of the pages and of the notebook fits a column of 95 characters, so that nobody must scroll sideways."""
+"""Code on the pages and in the notebook has at most 95 columns; README is a front page."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import FENCE, PAGES, name_of
+from tests.docs.pages import FENCE, PAGES, ROOT, name_of
 from tests.test_notebook import code_cells, read_stored
 
 WIDTH = 95
+README_LINES = 120
 PRINTED_WIDTH = 96  # of `text` blocks, which show what a command prints
 
 
@@ -23,3 +24,7 @@ def test_code_in_the_notebook_is_narrow() -> None:
     for cell in code_cells(read_stored()):
         for line in cell["source"]:
             assert len(line.rstrip()) <= WIDTH, line
+
+
+def test_readme_is_a_front_page() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= README_LINES
