@@ -75,7 +75,7 @@ def timed(work: Callable[[], Any], repeats: int) -> float:
 
 
 def attention_kernels(device: str, visible: VisibleKeys) -> dict[str, Callable[..., Tensor]]:
-    """Return functions of queries, keys, r, u, v and values: as written, torch's kernel, and that of `examples`."""
+    """Return functions of queries, keys, r, u, v and values: as written, torch's kernel, the kernel in `examples`."""
 
     def as_written(*x: Tensor) -> Tensor:
         scores = attention.scores(*x[:5]) + visible.mask_TK.to(x[0].dtype)

@@ -104,7 +104,7 @@ def check(
     expected: Callable[[AttentionInputs], Tensor],
     found: Callable[[AttentionInputs], Tensor],
 ) -> None:
-    """Compare heads and all gradients in float32 with those of another way in float64."""
+    """Compare heads and all gradients in float32 with another implementation in float64."""
     exact = heads_and_gradients(problem, expected, torch.float64)
     results = heads_and_gradients(problem, found, torch.float32)
     assert results.keys() == exact.keys()

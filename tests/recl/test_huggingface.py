@@ -166,7 +166,7 @@ def test_code_of_an_author_is_not_run_and_the_result_says_so(tmp_path: Path) -> 
 
 
 def test_a_begin_of_text_token_is_read_as_the_tokenizer_does(tmp_path: Path) -> None:
-    """A tokenizer that puts <begin> before a text and behind it; those of Llama and Gemma begin so."""
+    """A tokenizer that adds <begin> before and after a text; Llama's and Gemma's add it before."""
     folder = save_tiny(tmp_path, "gpt2")
     assert load(folder).findings["begin_of_text"] == []
     assert load(folder, begin_of_text=True).findings["begin_of_text"] == [0]

@@ -41,7 +41,7 @@ def test_the_json_has_the_sections_and_is_the_same_every_time() -> None:
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What W&B shows of the run of every command that logs, on one small model of characters."""
+    """Files that W&B gets from every command that logs, for one small character model."""
     directory = tmp_path_factory.mktemp("dashboard")
     for command in COMMANDS:
         (directory / command).mkdir()

@@ -35,7 +35,7 @@ WEIGHTS_PREFIX = "model."  # from the module
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What evaluation needs from a checkpoint: all except the training state.
+    """Contents of a checkpoint for evaluation, without the training state.
 
     Args:
         model: in evaluation mode, on the CPU.

@@ -39,7 +39,7 @@ OTHER_TEXT = (
     "was trained on another text than this corpus has now: "
     "give the old files, or initial_weights= to train on this text"
 )
-# What a run may have left that was killed before its first checkpoint.
+# Files of a run that was killed before its first checkpoint.
 LEFT = ("validation.jsonl", "context_curve.*", "checkpoints/step[0-9]*.ckpt")
 
 
