@@ -53,6 +53,7 @@ def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Pa
     assert found["streams_start"] == "without context"
     assert found["evaluation"] == {
         "protocol": "carried",
+        "variant": None,
         "mem_len": 8,
         "ext_len": 0,
         "same_length": False,

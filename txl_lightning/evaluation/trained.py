@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, fields, replace
@@ -318,20 +317,11 @@ def checkpoint_corpus(
         raise UserError(f"corpus of {checkpoint}: {error}{advice}") from error
     allowed = f"was trained with another vocabulary than {corpus.name} has"
     require(corpus.vocabulary == trained.vocabulary, option, checkpoint, allowed)
-    change = (trained.corpus, corpus.checksum)
-    if trained.corpus not in (None, corpus.checksum) and change not in REPORTED:
-        REPORTED.add(change)
+    if trained.corpus not in (None, corpus.checksum):
         changed = f"{option}={checkpoint} was trained on another text than {corpus.name} has now"
         reason = "parts of its validation and test split may have been in the training text"
-        print(
-            f"{changed}: {reason}",
-            file=sys.stderr,
-            flush=True,
-        )
+        notice(f"{changed}: {reason}")
     return corpus
-
-
-REPORTED: set[tuple[str | None, str]] = set()  # checksums at training and now, in this process
 
 
 def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
@@ -352,17 +342,9 @@ def _text_options(trained: TrainedModel, data_path: Any) -> tuple[FileData, bool
     """
     run = trained.config.data
     text = file_data(run, data_path, trained.vocabulary.level)
-    choices = [text]
-    if text.dtype is None and text.column is None:
-        dtype = getattr(run, "dtype", None)
-        choices.append(
-            replace(
-                text,
-                dtype=dtype,
-                column=getattr(run, "column", None),
-            )
-        )
-    for choice in choices:
+    dtype = text.dtype or getattr(run, "dtype", None)
+    column = text.column or getattr(run, "column", None)
+    for choice in (text, replace(text, dtype=dtype, column=column)):
         # Errors and notices come when the text is loaded.
         with suppress(UserError), redirect_stderr(io.StringIO()):
             if corpus_source(choice)[1] == trained.corpus:
