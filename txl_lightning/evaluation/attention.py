@@ -219,22 +219,21 @@ def attention_maps(
     shape = (len(terms), config.n_layer, config.n_head, config.mem_len + streams.segment_len)
     sums = torch.zeros(shape, dtype=torch.float64, device=device)
     n_queries = 0
-    n_read = 0
     memory = None
     n_segments = min(len(streams), max_segments or len(streams))
     for index in with_progress(range(n_segments), n_segments, "attention"):
+        n_before = index * streams.segment_len
         tokens_BT = streams[index].tokens.to(device)
         recorded, memory = attention_inputs(model, tokens_BT, memory)
         if index == n_segments // 2:
             text = text_attention(recorded, streams, index)
         for layer, (attention, inputs) in enumerate(recorded):
-            counted_BT = counted_queries(inputs, reach, min(n_read, config.mem_len))
+            counted_BT = counted_queries(inputs, reach, min(n_before, config.mem_len))
             counted_BT = counted_BT.expand(len(tokens_BT), -1)
             for place, term in enumerate(terms):
                 sums_HK = sums_by_distance(attention, inputs, counted_BT, term)
                 sums[place, layer, :, : sums_HK.shape[1]] += sums_HK
         n_queries += int(counted_BT.sum())
-        n_read += tokens_BT.shape[1]
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
     require(n_queries > 0, "mem_len", config.mem_len, allowed)
     near = sums[..., :reach].flatten(1, 2)

@@ -17,7 +17,7 @@ import torch
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.formats import format_of, read_column
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.commands import log_results
 from txl_lightning.evaluation.hardware import autocast
 from txl_lightning.evaluation.losses import device_of, with_progress
@@ -29,6 +29,7 @@ from txl_lightning.files import not_special, write_json, write_text
 
 OPTION = "continuations"
 COLUMNS = ("context", "continuation")
+TABLE = "continuations.jsonl"
 
 
 class Continuation(NamedTuple):
@@ -129,7 +130,7 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
         greedy      whether every scored token is the likeliest one
         rank        place among the rows with the same context, 1 for the likeliest
 
-    `evaluation.json` has the sums over all rows and the settings.
+    `evaluation.json` has the settings.
 
     Returns:
         Lines to print.
@@ -141,40 +142,35 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
     pairs = read_pairs(path)
     continuations = []
     for number, pair in enumerate(pairs, 1):
-        try:
+        with naming(OPTION, f"{path}, row {number}"):
             continuation = encode_pair(trained, *pair)
-        except UserError as error:
-            raise OptionError(OPTION, path, f"row {number}: {error}") from error
-        allowed = f"row {number} must have a token to score; without a context the first token is not scored"
-        require(continuation.n_scored > 0, OPTION, path, allowed)
+            if continuation.n_scored < 1:
+                raise UserError(
+                    "has no token to score; after an empty context the first is not scored"
+                )
         continuations.append(continuation)
     protocol = protocol_from_options(trained, options, whole=True)
     likelihoods = score_continuations(protocol, continuations)
-    rows = []
     nats_by_context: dict[str, list[float]] = {}
-    for pair, likelihood in zip(pairs, likelihoods, strict=True):
-        rows.append({**dict(zip(COLUMNS, pair, strict=True)), **likelihood._asdict()})
-        nats_by_context.setdefault(pair[0], []).append(likelihood.nats)
+    for (context, _), likelihood in zip(pairs, likelihoods, strict=True):
+        nats_by_context.setdefault(context, []).append(likelihood.nats)
     lines = []
-    for row in rows:
-        row["rank"] = sorted(nats_by_context[row["context"]]).index(row["nats"]) + 1
+    for (context, text), likelihood in zip(pairs, likelihoods, strict=True):
+        rank = sorted(nats_by_context[context]).index(likelihood.nats) + 1
+        texts = {"context": context, "continuation": text}
+        row = {**texts, **likelihood._asdict(), "rank": rank}
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    name = "continuations.jsonl"
-    write_text(directory / name, "".join(lines))
+    write_text(directory / TABLE, "".join(lines))
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "continuations": path,
-        "table": name,
-        "rows": len(rows),
-        "tokens": sum(row["tokens"] for row in rows),
-        "nats": sum(row["nats"] for row in rows),
+        "rows": len(pairs),
         "evaluation": protocol.settings(),
     }
     write_json(directory / "evaluation.json", results)
     log_results("evaluate", results, options, directory)
-    mean = f"{results['nats'] / results['tokens']:.4f} nats per token on average"
-    return [f"{len(rows):,} continuations, {mean}, are in {name}"]
+    return [f"{len(pairs):,} continuations are in {TABLE}"]
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:

@@ -74,10 +74,8 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     require(target_format in targets, "target_format", target_format, allowed)
     target = Path(options.target)
     require(not target.exists(), "target", options.target, "must not exist yet")
-    lengths = {}
-    for name in LENGTHS:
-        if getattr(options, name) is not None:
-            lengths[name] = getattr(options, name)
+    given = {name: getattr(options, name) for name in LENGTHS}
+    lengths = {name: value for name, value in given.items() if value is not None}
     vocabulary = None
     if options.source_format == "txl":
         trained = load_trained(options.source, "source")

@@ -109,16 +109,13 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         allowed = f"must be null: {config.model.name} has no such length"
         require(options.mem_len is None, "mem_len", options.mem_len, allowed)
         return model, "context carried in the recurrent state"
-    reason = model.cannot.get("generation")
-    require(reason is None, "checkpoint", options.checkpoint, f"cannot generate: {reason}")
-    if config.memory.mem_len == 0 and options.mem_len is None:
-        window = training_lengths(config).window
-        words = f"context: the last {window} tokens, as in training, recomputed for every token"
-        return SlidingWindow(model, window), words
     protocol = replace(with_lengths(trained, options, False, ext_len=0), clamped=True)
     memory = protocol.lengths.mem_len
-    require(bool(memory), "mem_len", memory, "must be given: the run was evaluated without memory")
-    return protocol.model(), f"memory of {memory:,} tokens"
+    if memory:
+        return protocol.model(), f"memory of {memory:,} tokens"
+    window = training_lengths(config).window
+    words = f"context: the last {window} tokens, as in training, recomputed for every token"
+    return SlidingWindow(model, window), words
 
 
 @dataclass(frozen=True)

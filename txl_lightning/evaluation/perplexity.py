@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from txl_lightning.config.lengths import Lengths, training_lengths
+from txl_lightning.config.lengths import training_lengths
 from txl_lightning.config.schemas import check_values
 from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.errors import require
@@ -60,8 +60,8 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         return score_table(trained, options, directory)
     lengths = options.attention_lengths
     asked_for = options.splits
-    if lengths is not None:
-        asked_for = asked_for or OWN_SPLITS
+    if not asked_for and lengths is not None:
+        asked_for = OWN_SPLITS
     corpus, splits = open_text(trained, options, asked_for, OWN_SPLITS)
     corpus = first_tokens(corpus, options.sweep_tokens)
     protocol = protocol_from_options(trained, options, whole=WHOLE in splits)
@@ -80,14 +80,12 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
             entries[split] = score(protocol, split)
             if has_lengths:
                 entries[split]["init"] = score(protocol.at_training_lengths(), split, "_init")
-    settings = entries[splits[0]]["evaluation"]
-    memory = Lengths(0, settings.get("mem_len"))
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "corpus": corpus.facts(),
-        "evaluation": settings,
-        "streams_start": memory.streams_start(trained.config.memory.start),
+        "evaluation": protocol.settings(),
+        "streams_start": protocol.lengths.streams_start(trained.config.memory.start),
         **entries,
     }
     write_json(directory / "evaluation.json", results)

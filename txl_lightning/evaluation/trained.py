@@ -303,7 +303,9 @@ def checkpoint_corpus(
         UserError: the run's corpus cannot be loaded.
     """
     if data_path is not None:
-        return _encoded_text(trained, data_path, whole)
+        text, _ = _text_options(trained, data_path)
+        with naming("data_path", data_path):
+            return load_corpus(text, trained.vocabulary, trained.marks_documents, whole)
     # The checkpoint's vocabulary needs neither the tokenizer's file nor its training, and no names for ids.
     vocabulary = None
     if trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS:
@@ -351,24 +353,3 @@ def _text_options(trained: TrainedModel, data_path: Any) -> tuple[FileData, bool
                 return choice, True
     notice.cache_clear()
     return text, False
-
-
-def _encoded_text(trained: TrainedModel, data_path: Any, whole: bool) -> Corpus:
-    data, _ = _text_options(trained, data_path)
-    try:
-        return load_corpus(data, trained.vocabulary, trained.marks_documents, whole)
-    except OptionError as error:
-        option = error.option
-        allowed = error.allowed
-        if option == "data.path":
-            option = "data_path"
-        elif option in ("data.dtype", "data.column"):
-            allowed += ": data_path='{path: …, dtype: …, column: …}'"
-        raise OptionError(option, error.value, allowed) from error
-    except UserError as error:
-        name = Path(str(data_path)).name
-        raise OptionError(
-            "data_path",
-            data_path,
-            str(error).removeprefix(f"{name}: "),
-        ) from error
