@@ -236,12 +236,17 @@ def attention_maps(
         n_queries += int(counted_BT.sum())
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
     require(n_queries > 0, "mem_len", config.mem_len, allowed)
-    near = sums[..., :reach].flatten(1, 2)
-    shares = (near / near.sum(dim=-1, keepdim=True)).cpu().numpy()
-    distances = torch.arange(shape[-1], dtype=torch.float64, device=device)
-    mean_distance_NH = (sums[0] @ distances / n_queries).cpu().numpy()
+    shares = shares_of(sums[..., :reach]).cpu().numpy()
+    distances_S = torch.arange(shape[-1], dtype=torch.float64, device=device)
+    mean_distance_NH = (sums[0] @ distances_S / n_queries).cpu().numpy()
     by_distance = dict(zip(terms, shares, strict=True))
     return AttentionMaps(by_distance, mean_distance_NH, n_queries, text)
+
+
+def shares_of(sums: Tensor) -> Tensor:
+    """Return sums [terms, N, H, L] as rows [terms, N·H, L] that sum to 1."""
+    rows = sums.flatten(1, 2)
+    return rows / rows.sum(dim=-1, keepdim=True)
 
 
 def text_attention(recorded: Recorded, streams: Streams, index: int) -> TextAttention:

@@ -109,7 +109,7 @@ def write_vocabulary(vocabulary: Vocabulary, folder: Path) -> None:
         numbers = {str(ord(symbol)): number for symbol, number in numbers.items()}
     if vocabulary.tokenizer:
         write_text(folder / "tokenizer.json", vocabulary.tokenizer)
-    elif numbers:
+    elif vocabulary.symbols:
         write_json(folder / "vocab.json", numbers, ensure_ascii=False)
 
 
