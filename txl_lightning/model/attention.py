@@ -192,7 +192,7 @@ class AttentionInputs(NamedTuple):
 
     def heads(self, first: int, end: int) -> AttentionInputs:
         """Keep the heads `first` to `end`."""
-        kept: dict[str, Tensor] = {}
+        kept: dict[str, Any] = {}
         for name, x in self._asdict().items():
             if isinstance(x, Tensor):
                 kept[name] = x[first:end]
