@@ -118,10 +118,14 @@ def test_the_piece_of_text_is_the_middle_segment_of_the_first_stream(same_length
     assert piece.targets.tolist() == tokens[29:33].tolist()
     memory = None
     for start in range(0, 32, 4):
-        recorded, memory = attention_inputs(model, tokens[None, start : start + 4], memory)
+        recorded, memory = attention_inputs(
+            model,
+            tokens[None, start : start + 4],
+            memory,
+        )
     for layer, (attention, inputs) in enumerate(recorded):
-        expected = attention.logits(*inputs)[:, 0].softmax(-1)[:, :, :6]
-        np.testing.assert_allclose(piece.weights_NHQC[layer], expected, rtol=0, atol=1e-12)
+        weights_HQK = attention.logits(*inputs)[:, 0].softmax(-1)
+        np.testing.assert_allclose(piece.weights_NHQC[layer], weights_HQK[:, :, :6], rtol=0, atol=1e-12)
 
 
 def written(

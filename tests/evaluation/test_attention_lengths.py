@@ -45,7 +45,11 @@ def test_memory_is_varied_with_the_same_attention_length_for_all_tokens(
     )
     init, *rows = found["valid"]["sweep"]
     assert [row["attention_length"] for row in rows] == [4, 12, 24]
-    assert [row["evaluation"]["clamp_len"] for row in rows] == [-1, -1, 15]
+    assert [row["evaluation"]["clamp_len"] for row in rows] == [
+        -1,
+        -1,
+        15,
+    ]
     for row in rows:
         lengths = {"mem_len": row["attention_length"], "same_length": True}
         lengths["clamp_len"] = row["evaluation"]["clamp_len"]
@@ -87,7 +91,11 @@ def test_absolute_positions_use_extended_context_as_far_as_they_go(
         (2, 8),
         (2, 8),
     ]
-    for row, (segment_len, ext_len) in zip([*rows, init], lengths, strict=True):
+    for row, (segment_len, ext_len) in zip(
+        [*rows, init],
+        lengths,
+        strict=True,
+    ):
         expected = direct(runs, "extended", "valid", segment_len, ext_len, mem_len=0)
         assert row["nll"] == pytest.approx(expected, rel=1e-6)
 

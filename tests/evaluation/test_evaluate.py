@@ -30,8 +30,14 @@ KINDS += ["lstm", *UNCACHED]
 def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())
     ours = result(runs, kind, tmp_path, splits=["valid", "test"])
-    assert ours["valid"]["nll"] == pytest.approx(metrics["val/nll"], rel=1e-6)
-    assert ours["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
+    assert ours["valid"]["nll"] == pytest.approx(
+        metrics["val/nll"],
+        rel=1e-6,
+    )
+    assert ours["test"]["nll"] == pytest.approx(
+        metrics["test/nll"],
+        rel=1e-6,
+    )
     assert ours["evaluation"]["cached"] is (kind not in ("lstm", *UNCACHED))
     del metrics["evaluation"]["streams_start"]
     assert ours["evaluation"].items() >= metrics["evaluation"].items()
@@ -119,7 +125,13 @@ def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, ex
         memory = None
         for start in range(0, stream_len - 1, 8):
             targets = text[:, start + 1 : start + 9]
-            window = text[:, max(0, start - ext_len) : start + targets.shape[1]]
+            window = text[
+                :,
+                max(
+                    0,
+                    start - ext_len,
+                ) : start + targets.shape[1],
+            ]
             nll_1T, memory = model.score(window, targets, memory)
             expected += nll_1T[0].tolist()
     assert positions.tolist() == [p for p in range(3 * stream_len) if p % stream_len]

@@ -20,7 +20,13 @@ from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.evaluation.texts import encode_open
 from txl_lightning.evaluation.trained import load_trained
 
-LATER = [pytest.param(kind, marks=pytest.mark.full) for kind in ("lstm", "words")]
+LATER = [
+    pytest.param(
+        kind,
+        marks=pytest.mark.full,
+    )
+    for kind in ("lstm", "words")
+]
 KINDS = ("relative", "absolute", "compressive", *LATER)
 
 
@@ -47,7 +53,10 @@ def texts(results: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_continues_a_prompt(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     results = generated(options(runs, kind, n_samples=2), tmp_path)
-    assert [len(sample["tokens"]) for sample in results["samples"]] == [12, 12]
+    assert [len(sample["tokens"]) for sample in results["samples"]] == [
+        12,
+        12,
+    ]
     assert results["samples"][0] != results["samples"][1]
     contexts = {"absolute": "context: the last 8 tokens", "lstm": "context carried"}
     assert results["context"].startswith(contexts.get(kind, "memory of 8 tokens"))
@@ -126,7 +135,12 @@ def test_a_sample_of_a_corpus_ends_its_context_at_a_document(
 ) -> None:
     """The document is all that the model sees of the context, whose numbers stay those of the corpus."""
     trained = load_trained(runs.checkpoint("documents"))
-    tokens = np.asarray(load_corpus(trained.config.data, marked=True).splits["test"])
+    tokens = np.asarray(
+        load_corpus(
+            trained.config.data,
+            marked=True,
+        ).splits["test"]
+    )
     start = int((tokens < 0).nonzero()[0][-1])
     given = {"context": 15, "position": start - 10, "mem_len": 30}
     whole = generated(options(runs, "documents", **given), tmp_path)

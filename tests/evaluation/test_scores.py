@@ -105,7 +105,12 @@ def test_bytes_are_those_of_the_scored_symbols() -> None:
 
 
 def test_words_have_no_bytes() -> None:
-    found = values_of(Vocabulary("word", ("a", "b")), [0, 1], [2.0], [1])
+    found = values_of(
+        Vocabulary("word", ("a", "b")),
+        [0, 1],
+        [2.0],
+        [1],
+    )
     assert found["bytes"] is None
     assert found["ppl"] == pytest.approx(math.exp(2))
     assert "bpb" not in found
@@ -139,7 +144,13 @@ def test_notes_say_what_was_scored_and_how() -> None:
         "evaluation": {"protocol": "carried", "mem_len": 640, "cached": True, "same_length": False},
     }
     name = "a corpus with a long name"
-    corpus = Corpus(name, {"test": np.zeros(20)}, Vocabulary("byte"), "", unknown={"test": 0.5})
+    corpus = Corpus(
+        name,
+        {"test": np.zeros(20)},
+        Vocabulary("byte"),
+        "",
+        unknown={"test": 0.5},
+    )
     lines = notes({"test": values}, corpus)
     assert max(map(len, lines)) <= LINE_WIDTH
     text = " ".join(lines)

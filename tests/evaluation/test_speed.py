@@ -30,13 +30,23 @@ def test_the_schemes_compute_the_losses_of_the_text(
     same = model.with_lengths(mem_len=6, extra_key=False, memory_start="zeros")
     memory = None
     for _ in range(3):
-        expected, memory = same.score(text[:, :4], text[:, 1:], memory)
+        expected, memory = same.score(
+            text[:, :4],
+            text[:, 1:],
+            memory,
+        )
         for name in ("hidden", "cached"):
             torch.testing.assert_close(schemes[name].read(), expected)
     vanilla = schemes["vanilla"]
     for _ in range(3):
-        window = torch.cat([vanilla.state[:, 1:], text[:, :1]], dim=1)
-        expected, _ = vanilla.model.model.score(window, text[:, 1:2])
+        window = torch.cat(
+            [vanilla.state[:, 1:], text[:, :1]],
+            dim=1,
+        )
+        expected, _ = vanilla.model.model.score(
+            window,
+            text[:, 1:2],
+        )
         torch.testing.assert_close(vanilla.read(), expected)
 
 
@@ -52,16 +62,35 @@ def test_what_was_measured_is_written(
     assert (found["model"]["vocab_size"], found["segment_len"]) == (204, 4)
     shown = curves(drawn["speed.svg"].axes[0])
     for place, result in enumerate(found["results"]):
-        cells = lines[2 + place].strip("| ").replace(",", "").split(" | ")
+        cells = (
+            lines[2 + place]
+            .strip("| ")
+            .replace(
+                ",",
+                "",
+            )
+            .split(" | ")
+        )
         assert cells[0] == str(result["attention_len"])
         times = result["seconds_per_token"]
-        for cell, (name, title) in zip(cells[1:4], SCHEMES.items(), strict=True):
+        for cell, (name, title) in zip(
+            cells[1:4],
+            SCHEMES.items(),
+            strict=True,
+        ):
             median = 1000 * times[name]["median"]
             assert float(cell) == pytest.approx(median, rel=0.006)
             assert shown[title][1][place] == pytest.approx(median)
-        for cell, name in zip(cells[4:], ("hidden", "cached"), strict=True):
+        for cell, name in zip(
+            cells[4:],
+            ("hidden", "cached"),
+            strict=True,
+        ):
             ratio = result["ratios"][f"vanilla/{name}"]
-            within_rounds = np.divide(times["vanilla"]["rounds"], times[name]["rounds"])
+            within_rounds = np.divide(
+                times["vanilla"]["rounds"],
+                times[name]["rounds"],
+            )
             assert ratio["rounds"] == within_rounds.tolist()
             assert cell == "{median:.0f}× ({min:.0f}–{max:.0f})".format(**ratio)
     assert (tmp_path / "speed.md").read_text() == "\n".join(lines) + "\n"
@@ -91,7 +120,14 @@ def test_rounds_alternate_the_first_scheme() -> None:
             return float(len(order))
 
     text = torch.arange(3)[None]
-    schemes: dict[str, TimedScheme] = {name: Noted(Slow(), text, name) for name in "ab"}
+    schemes: dict[str, TimedScheme] = {
+        name: Noted(
+            Slow(),
+            text,
+            name,
+        )
+        for name in "ab"
+    }
     command.run_rounds({6: schemes}, 3)
     assert "".join(order) == "abbaab"
     assert schemes["a"].seconds == [1, 4, 5]

@@ -57,10 +57,19 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
     trained = open_checkpoint(options)
-    corpus, (split,) = open_text(trained, options, options.split, ["valid"])
+    corpus, (split,) = open_text(
+        trained,
+        options,
+        options.split,
+        ["valid"],
+    )
     protocol = protocol_of(trained, options, whole=split == WHOLE)
     model = protocol.model()
-    maps = attention_maps(model, protocol.streams(corpus, split), protocol.evaluation.max_segments)
+    maps = attention_maps(
+        model,
+        protocol.streams(corpus, split),
+        protocol.evaluation.max_segments,
+    )
     heads = farthest_heads(maps.mean_distance_NH)
     names = [f"{layer + 1}:{head + 1}" for layer, head in heads]
     settings = protocol.settings()
@@ -177,8 +186,14 @@ def sums_by_distance(
 ) -> Tensor:
     """Return sums over the counted queries by distance, [H, K], in float64; keys after a query have no weight."""
     single = None if term == ALL_TERMS else term
-    weights_HBTK = attention.logits(*inputs, terms=single).softmax(-1)
-    weights_HTK = (weights_HBTK * counted_BT[:, :, None]).sum(dim=1, dtype=torch.float64)
+    weights_HBTK = attention.logits(
+        *inputs,
+        terms=single,
+    ).softmax(-1)
+    weights_HTK = (weights_HBTK * counted_BT[:, :, None]).sum(
+        dim=1,
+        dtype=torch.float64,
+    )
     H, T, K = weights_HTK.shape
     keys_K = torch.arange(K, device=weights_HTK.device)
     distances_TK = (keys_K[K - T :, None] - keys_K).clamp(min=0)
@@ -190,7 +205,14 @@ def counted_queries(inputs: AttentionInputs, reach: int, n_before: int) -> Tenso
     """Return which queries of a segment see `reach` tokens, [B or 1, T], after n_before tokens in the memory."""
     n_keys = (inputs.visible.mask_TK == 0).sum(dim=-1)  # documents hide keys
     # A memory of zeros has keys that are no tokens.
-    n_tokens_T = n_before + 1 + torch.arange(n_keys.shape[-1], device=n_keys.device)
+    n_tokens_T = (
+        n_before
+        + 1
+        + torch.arange(
+            n_keys.shape[-1],
+            device=n_keys.device,
+        )
+    )
     return torch.minimum(n_keys, n_tokens_T) >= reach
 
 
@@ -215,7 +237,10 @@ def attention_maps(
     config = model.config
     device = device_of(model)
     reach = config.attention_len or config.mem_len + 1
-    terms = [ALL_TERMS, *(term for term in SCORES if term in config.active_terms)]
+    terms = [
+        ALL_TERMS,
+        *(term for term in SCORES if term in config.active_terms),
+    ]
     shape = (len(terms), config.n_layer, config.n_head, config.mem_len + streams.segment_len)
     sums = torch.zeros(shape, dtype=torch.float64, device=device)
     n_queries = 0
@@ -237,7 +262,11 @@ def attention_maps(
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
     require(n_queries > 0, "mem_len", config.mem_len, allowed)
     shares = shares_of(sums[..., :reach]).cpu().numpy()
-    distances_S = torch.arange(shape[-1], dtype=torch.float64, device=device)
+    distances_S = torch.arange(
+        shape[-1],
+        dtype=torch.float64,
+        device=device,
+    )
     mean_distance_NH = (sums[0] @ distances_S / n_queries).cpu().numpy()
     by_distance = dict(zip(terms, shares, strict=True))
     return AttentionMaps(by_distance, mean_distance_NH, n_queries, text)

@@ -46,7 +46,12 @@ def write_figures(
     """
     n_head = maps.mean_distance_NH.shape[1]
     title = f"Where {maps.mean_distance_NH.size} heads attend: {averaged}"
-    draw_distances(directory / "by_distance", {"": maps.by_distance["all"]}, n_head, title)
+    draw_distances(
+        directory / "by_distance",
+        {"": maps.by_distance["all"]},
+        n_head,
+        title,
+    )
     panels = {}
     for term, words in SCORES.items():
         if term in maps.by_distance:
@@ -61,7 +66,11 @@ def write_figures(
 def stacked(n_panels: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """Return a figure with one panel below the other, so their letters are readable on a phone."""
     figure = new_figure(width, height)
-    return figure, figure.subplots(n_panels, 1, squeeze=False)[:, 0].tolist()
+    return figure, figure.subplots(
+        n_panels,
+        1,
+        squeeze=False,
+    )[:, 0].tolist()
 
 
 def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: str) -> None:
@@ -78,18 +87,30 @@ def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: 
     rows_PRL = np.stack(list(panels.values()))
     n_panels, n_rows, n_distances = rows_PRL.shape
     height = 1.2 + n_panels * (0.5 + 0.1 * n_rows)
-    figure, all_axes = stacked(n_panels, 5.6, min(18.0, max(3.4, height)))
+    figure, all_axes = stacked(
+        n_panels,
+        5.6,
+        min(18.0, max(3.4, height)),
+    )
     least = 0.1 / n_distances  # a tenth of uniform attention
     norm = LogNorm(least, float(rows_PRL.max()))
     extent = (-n_distances + 0.5, 0.5, n_rows - 0.5, -0.5)
     first_rows = np.arange(0, n_rows, n_head)
     names = [f"layer {1 + row // n_head}" for row in first_rows]
     for axes, name, rows_RL in zip(all_axes, panels, rows_PRL, strict=True):
-        shown = np.maximum(rows_RL[:, ::-1], least)
+        shown = np.maximum(
+            rows_RL[:, ::-1],
+            least,
+        )
         image = axes.imshow(shown, norm=norm, aspect="auto", extent=extent)
         axes.set_title(name, fontsize=10)
         axes.set_yticks(first_rows + n_head / 2 - 0.5, names)
-        axes.hlines(first_rows[1:] - 0.5, *extent[:2], color="white", linewidth=1.2)
+        axes.hlines(
+            first_rows[1:] - 0.5,
+            *extent[:2],
+            color="white",
+            linewidth=1.2,
+        )
     axes.set_xlabel("relative position j − i (tokens)")
     figure.supylabel(f"heads 1 … {n_head} of each layer", fontsize=9)
     label = f"mean attention (share of 1); evenly spread: 1/{n_distances}"
@@ -109,22 +130,48 @@ def draw_text(
         vocabulary: names the tokens.
         heads: layer and head of every panel.
     """
-    columns = [printable(vocabulary, token) for token in text.context[-MOST_COLUMNS:]]
+    columns = [
+        printable(
+            vocabulary,
+            token,
+        )
+        for token in text.context[-MOST_COLUMNS:]
+    ]
     rows = [printable(vocabulary, token) for token in text.targets]
     letters = max(map(len, columns))
     # Panels with few columns must still be wide enough for their titles.
     width = 1.0 + max(6.5, 0.1 * len(columns))
     panel_height = 0.55 + 0.115 * len(rows) + 0.075 * letters
-    figure, all_axes = stacked(len(heads), width, 1.8 + len(heads) * panel_height)
+    figure, all_axes = stacked(
+        len(heads),
+        width,
+        1.8 + len(heads) * panel_height,
+    )
     largest = max(float(text.weights_NHQC[head].max()) for head in heads)
     norm = LogNorm(largest / 1e3, largest)
     for axes, (layer, head) in zip(all_axes, heads, strict=True):
         weights_QC = text.weights_NHQC[layer, head]
-        least_Q1 = np.quantile(weights_QC, 1 - MARKED_SHARE, axis=1, keepdims=True)
-        shown = np.ma.masked_less(weights_QC, least_Q1)[:, -MOST_COLUMNS:]
+        least_Q1 = np.quantile(
+            weights_QC,
+            1 - MARKED_SHARE,
+            axis=1,
+            keepdims=True,
+        )
+        shown = np.ma.masked_less(
+            weights_QC,
+            least_Q1,
+        )[:, -MOST_COLUMNS:]
         image = axes.imshow(shown, norm=norm, aspect="auto", cmap="Oranges")
-        axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=10, loc="left")
-        axes.set_xticks(range(len(columns)), columns, rotation=90 if letters > 1 else 0)
+        axes.set_title(
+            f"layer {layer + 1}, head {head + 1}",
+            fontsize=10,
+            loc="left",
+        )
+        axes.set_xticks(
+            range(len(columns)),
+            columns,
+            rotation=90 if letters > 1 else 0,
+        )
         axes.set_yticks(range(len(rows)), rows)
         axes.tick_params(length=0, pad=2, labelsize=6.5, labelfontfamily=FONT)
         axes.set_ylabel("target (token to predict)", fontsize=9)
@@ -137,7 +184,13 @@ def draw_text(
 def save_images(figure: Figure, image: Any, title: str, label: str, stem: Path) -> None:
     """Add the title and a bar of the colours of an image, and save the figure."""
     figure.suptitle(title, fontsize=11, parse_math=False)
-    bar = figure.colorbar(image, ax=figure.axes, extend="min", location="bottom", aspect=50)
+    bar = figure.colorbar(
+        image,
+        ax=figure.axes,
+        extend="min",
+        location="bottom",
+        aspect=50,
+    )
     bar.set_label(label, fontsize=9)
     save_figure(figure, stem)
 
@@ -146,7 +199,10 @@ def printable(vocabulary: Vocabulary, token: int) -> str:
     """Return a token in glyphs that the font has, in escapes without them; long words are cut."""
     symbol = vocabulary.decode(without_marks(np.array([token])))
     font = font_manager.get_font(font_manager.findfont(FONT))
-    word = repr(symbol)[1:-1].replace(" ", "␣")
+    word = repr(symbol)[1:-1].replace(
+        " ",
+        "␣",
+    )
     if not all(font.get_char_index(ord(letter)) for letter in word):
         word = ascii(symbol)[1:-1]
     if len(word) > MOST_LETTERS:

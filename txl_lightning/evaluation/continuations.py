@@ -108,7 +108,10 @@ def _score(model: Any, lengths: Lengths, continuation: Continuation) -> Likeliho
     for start in range(0, last, lengths.segment_len):
         begin = max(0, start - lengths.ext_len)
         stop = min(start + lengths.segment_len, last)
-        hidden_1TD, memory = model(text_1T[:, begin:stop], memory)
+        hidden_1TD, memory = model(
+            text_1T[:, begin:stop],
+            memory,
+        )
         start = max(start, first)
         if start < stop:
             hidden_1SD = hidden_1TD[:, start - begin :]

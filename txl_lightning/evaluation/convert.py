@@ -95,7 +95,10 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     copies = {name: tensor.clone().contiguous() for name, tensor in weights.items()}  # no views
     with new_folder(target) as folder:
         content = save(copies)
-        write_atomically(folder / WEIGHTS[0], lambda path: path.write_bytes(content))
+        write_atomically(
+            folder / WEIGHTS[0],
+            lambda path: path.write_bytes(content),
+        )
         write_json(folder / CONFIG, config)
         if vocabulary is not None and target_format == "huggingface":
             write_vocabulary(vocabulary, folder)
@@ -118,7 +121,12 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
     path = Path(source)
     if path.is_dir():
         files = [path / name for name in WEIGHTS if (path / name).is_file()]
-        require(bool(files), "source", source, f"has none of {', '.join(WEIGHTS)}")
+        require(
+            bool(files),
+            "source",
+            source,
+            f"has none of {', '.join(WEIGHTS)}",
+        )
         path = files[0]
     require(path.is_file(), "source", source, "no such file")
     try:
@@ -130,7 +138,12 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
         problem = "it is cut short, or has more than tensors; code in a file is never run"
         raise OptionError("source", path, f"cannot be read: {problem}") from error
     config = _read_config(path.parent)
-    require(bool(config), "source", source, f"must have {CONFIG} with its options beside it")
+    require(
+        bool(config),
+        "source",
+        source,
+        f"must have {CONFIG} with its options beside it",
+    )
     with naming("source", source):
         return READERS[source_format](weights, config)
 
@@ -151,7 +164,12 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> TransformerXL:
     if path.with_name(path.name + INDEX).is_file():
         files = [path.with_name(path.name + INDEX)]
     needed = f"a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…) or a folder with one"
-    require(len(files) == 1, "source", source, f"must be {needed}; {len(files)} found")
+    require(
+        len(files) == 1,
+        "source",
+        source,
+        f"must be {needed}; {len(files)} found",
+    )
     folder = files[0].parent
     flags = {**_read_config(folder), **lengths}
     needed = f"must be given, since there is no {CONFIG} with the model's flags in {folder}"
@@ -237,12 +255,22 @@ def _write_run(model: TransformerXL, options: ConvertOptions, target: Path) -> N
         sizes = f"has {n_tokens} tokens, the vocabulary of the file or corpus {len(vocabulary)}"
         advice = "choose the model's own with vocabulary=FILE, or its corpus with data="
         raise UserError(f"the model {sizes}: {advice}")
-    groups: dict[str, Any] = {"model": {"name": "converted"}, "encoding": {}, "memory": {}}
+    groups: dict[str, Any] = {
+        "model": {"name": "converted"},
+        "encoding": {},
+        "memory": {},
+    }
     for field, option in option_names(TransformerXLConfig).items():
         group, name = option.split(".")
         groups[group][name] = getattr(model.config, field)
     groups["model"]["cutoffs"] = list(model.config.cutoffs)
-    values = {field.name: getattr(options, field.name) for field in fields(Config)}
+    values = {
+        field.name: getattr(
+            options,
+            field.name,
+        )
+        for field in fields(Config)
+    }
     values["model"] = TransformerXLModelConfig(**groups["model"])
     values["encoding"] = TableEncodingConfig(**groups["encoding"])
     values["memory"] = MemoryConfig(**groups["memory"])

@@ -67,9 +67,20 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
         write(f"--- prompt\n{visible(text)}\n")
         for number in range(options.n_samples):
             write(f"--- sample {number + 1}\n")
-            drawn = draw_tokens(model, trained, options, prompt.tokens, options.seed + number)
+            drawn = draw_tokens(
+                model,
+                trained,
+                options,
+                prompt.tokens,
+                options.seed + number,
+            )
             tokens = write_sample(drawn, prompt, trained, options.stop, write)
-            samples.append({"text": trained.vocabulary.decode(tokens), "tokens": tokens})
+            samples.append(
+                {
+                    "text": trained.vocabulary.decode(tokens),
+                    "tokens": tokens,
+                }
+            )
     seconds = time.perf_counter() - started
     n_drawn = sum(len(sample["tokens"]) for sample in samples)
     results = {
@@ -95,7 +106,12 @@ def check_options(options: GenerateOptions) -> None:
     """
     given = (options.prompt, options.prompt_ids, options.context)
     allowed = "one of prompt, prompt_ids, context must be given"
-    require(given.count(None) == 2, "prompt", options.prompt, allowed)
+    require(
+        given.count(None) == 2,
+        "prompt",
+        options.prompt,
+        allowed,
+    )
     check_values(options)
     Sampling(options.top_k, options.top_p, options.temperature).check()
     require(options.stop != "", "stop", options.stop, "must be a text, or null")
@@ -109,7 +125,10 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         allowed = f"must be null: {config.model.name} has no such length"
         require(options.mem_len is None, "mem_len", options.mem_len, allowed)
         return model, "context carried in the recurrent state"
-    protocol = replace(with_lengths(trained, options, False, ext_len=0), clamped=True)
+    protocol = replace(
+        with_lengths(trained, options, False, ext_len=0),
+        clamped=True,
+    )
     memory = protocol.lengths.mem_len
     if memory:
         return protocol.model(), f"memory of {memory:,} tokens"
@@ -162,7 +181,12 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
 
 def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: int) -> Prompt:
     """Return consecutive tokens from a split, and the text that follows."""
-    corpus, (split,) = open_text(trained, options, options.split, ["test"])
+    corpus, (split,) = open_text(
+        trained,
+        options,
+        options.split,
+        ["test"],
+    )
     tokens = without_marks(corpus.splits[split])
     position = options.position
     last = len(tokens) - n_context

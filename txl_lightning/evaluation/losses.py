@@ -74,7 +74,11 @@ def stream_losses(
     device = device_of(model)
     is_recurrent = getattr(getattr(model, "config", None), "is_recurrent", True)
     n_segments = min(len(streams), max_segments or len(streams))
-    segments = with_progress(map(streams.__getitem__, range(n_segments)), n_segments, title)
+    segments = with_progress(
+        map(streams.__getitem__, range(n_segments)),
+        n_segments,
+        title,
+    )
     losses: list[NDArray[np.floating]] = []
     state = None
     for alike in _segments_of_one_shape(segments, 0 if is_recurrent else SEGMENT_TOKENS):

@@ -28,7 +28,14 @@ from txl_lightning.reporting.canvas import line_figure
 CHOSEN_ON = "valid"
 Entries: TypeAlias = dict[str, dict[str, Any]]
 """Entries of the splits in `evaluation.json`."""
-Score: TypeAlias = Callable[[Protocol, str, str], dict[str, Any]]
+Score: TypeAlias = Callable[
+    [
+        Protocol,
+        str,
+        str,
+    ],
+    dict[str, Any],
+]
 """Returns a split's values with a protocol; the last argument ends the names of its files."""
 
 
@@ -79,7 +86,11 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         for split in splits:
             entries[split] = score(protocol, split)
             if has_lengths:
-                entries[split]["init"] = score(protocol.at_training_lengths(), split, "_init")
+                entries[split]["init"] = score(
+                    protocol.at_training_lengths(),
+                    split,
+                    "_init",
+                )
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
@@ -90,7 +101,13 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     }
     write_json(directory / "evaluation.json", results)
     log_results("evaluate", results, options, directory)
-    return [score_line(split, entry) for split, entry in entries.items()] + notes(entries, corpus)
+    return [
+        score_line(
+            split,
+            entry,
+        )
+        for split, entry in entries.items()
+    ] + notes(entries, corpus)
 
 
 def check_options(options: EvaluateOptions) -> None:
@@ -131,7 +148,15 @@ def select_length(
     require(protocol.fixed is None, "attention_lengths", lengths, allowed)
     limit = protocol.limit or max(lengths)
     trained = training_lengths(protocol.trained.config).attention_length
-    tried = [(min(trained, protocol.limit or trained), protocol.at_training_lengths())]
+    tried = [
+        (
+            min(
+                trained,
+                protocol.limit or trained,
+            ),
+            protocol.at_training_lengths(),
+        )
+    ]
     for length in sorted({min(length, limit) for length in lengths}):
         tried.append((length, protocol.at_attention_length(length)))
     for _, at_length in tried:
@@ -142,8 +167,17 @@ def select_length(
         stem = f"_{length}" if place else "_init"
         return {"attention_length": length, **score(at_length, split, stem)}
 
-    rows = [row_at(place, CHOSEN_ON) for place in range(len(tried))]
-    best = min(range(len(rows)), key=lambda place: rows[place][unit])
+    rows = [
+        row_at(
+            place,
+            CHOSEN_ON,
+        )
+        for place in range(len(tried))
+    ]
+    best = min(
+        range(len(rows)),
+        key=lambda place: rows[place][unit],
+    )
     entries = {}
     for split in splits:
         at_init = rows[0]
@@ -160,7 +194,10 @@ def first_tokens(corpus: Corpus, n: int | None) -> Corpus:
     """Return the corpus with only the first n validation tokens."""
     if n is None:
         return corpus
-    splits = {**corpus.splits, CHOSEN_ON: corpus.splits[CHOSEN_ON][:n]}
+    splits = {
+        **corpus.splits,
+        CHOSEN_ON: corpus.splits[CHOSEN_ON][:n],
+    }
     documents = dict(corpus.documents)
     if CHOSEN_ON in documents:
         starts = documents[CHOSEN_ON]
@@ -176,4 +213,10 @@ def draw_sweep(sweep: Sequence[dict[str, Any]], unit: str, corpus: str, director
     title = f"Loss by attention length, {corpus}"
     x_label = "attention length (tokens)"
     path = directory / "attention_lengths"
-    line_figure(path, {CHOSEN_ON: curve}, x_label, UNITS[unit].name, title)
+    line_figure(
+        path,
+        {CHOSEN_ON: curve},
+        x_label,
+        UNITS[unit].name,
+        title,
+    )

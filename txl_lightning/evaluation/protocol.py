@@ -123,7 +123,11 @@ class Protocol:
     def fixed(self) -> str | None:
         """Reason why the attention length cannot be varied; None if it can."""
         recurrent = {"attention lengths": f"{self.trained.config.model.name} has no attention"}
-        cannot: dict[str, str] = getattr(self.trained.model, "cannot", recurrent)
+        cannot: dict[str, str] = getattr(
+            self.trained.model,
+            "cannot",
+            recurrent,
+        )
         return cannot.get("attention lengths")
 
     def at_attention_length(self, length: int) -> Protocol:

@@ -43,7 +43,10 @@ def score_split(
     if options.losses:
         row["losses"] = f"losses_{split}{stem}.npz"
         arrays: Any = {"nll": losses.nll, "positions": losses.positions}
-        write_atomically(directory / row["losses"], lambda path: np.savez(path, **arrays))
+        write_atomically(
+            directory / row["losses"],
+            lambda path: np.savez(path, **arrays),
+        )
     row["evaluation"] = protocol.settings()
     return row
 
@@ -55,7 +58,11 @@ def loss_values(losses: TokenLosses, corpus: Corpus, split: str, block_len: int)
     # After the last sentence of a split comes the `<S>` of the first.
     tokens = corpus.splits[split].take(losses.positions, mode="wrap")
     n_bytes = corpus.vocabulary.count_bytes(without_marks(tokens))
-    units_P, unit_name = text_units(losses.positions, corpus.sentences.get(split), block_len)
+    units_P, unit_name = text_units(
+        losses.positions,
+        corpus.sentences.get(split),
+        block_len,
+    )
     error, n_units = standard_error(losses.nll, units_P)
     return {
         **loss_metrics(losses.mean, level, (n_bytes or 0) / n_tokens),

@@ -72,7 +72,11 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
     config = TransformerXLConfig(vocab_size=VOCABULARY, d_head=d_head, **sizes)
     require_room(config)
     model = TransformerXL(config).to(device).eval()
-    text_1n = torch.randint(VOCABULARY, (1, options.segment_len + 1), device=device)
+    text_1n = torch.randint(
+        VOCABULARY,
+        (1, options.segment_len + 1),
+        device=device,
+    )
     schemes_by_length = {}
     for length in sorted(options.attention_lengths):
         schemes_by_length[length] = make_schemes(model, length, text_1n)
@@ -121,7 +125,11 @@ class TimedScheme:
         """Return the segment's losses, [1, segment_len], in nats."""
         tokens_1T = self.text_1n[:, :-1]
         targets_1T = self.text_1n[:, 1:]
-        nll_1T, self.state = self.model.score(tokens_1T, targets_1T, self.state)
+        nll_1T, self.state = self.model.score(
+            tokens_1T,
+            targets_1T,
+            self.state,
+        )
         return nll_1T
 
     def turn(self) -> float:
@@ -161,7 +169,11 @@ def make_schemes(model: TransformerXL, attention_len: int, text_1n: Tensor) -> S
     vanilla = TransformerXL(absolute).to(text_1n.device).eval()
     window_1L = torch.randint(VOCABULARY, (1, attention_len), device=text_1n.device)
     return {
-        "vanilla": TimedScheme(SlidingWindow(vanilla, attention_len), text_1n[:, :2], window_1L),
+        "vanilla": TimedScheme(
+            SlidingWindow(vanilla, attention_len),
+            text_1n[:, :2],
+            window_1L,
+        ),
         "hidden": TimedScheme(model.with_lengths(**lengths), text_1n),
         "cached": TimedScheme(CachedTransformerXL(model, **lengths), text_1n),
     }
@@ -184,7 +196,12 @@ def summary(attention_len: int, schemes: Schemes) -> dict[str, Any]:
     ratios = {}
     for name, scheme in schemes.items():
         times[name] = spread(scheme.seconds)
-        ratios[f"vanilla/{name}"] = spread(np.divide(schemes["vanilla"].seconds, scheme.seconds))
+        ratios[f"vanilla/{name}"] = spread(
+            np.divide(
+                schemes["vanilla"].seconds,
+                scheme.seconds,
+            )
+        )
     return {"attention_len": attention_len, "seconds_per_token": times, "ratios": ratios}
 
 

@@ -208,7 +208,13 @@ def _record_of(contents: Any) -> dict[str, Any]:
         UserError: it is not the module's checkpoint, or one from an older version.
     """
     needed = {"txl_lightning", "state_dict", "global_step"}
-    if not isinstance(contents, dict) or not needed <= contents.keys():
+    if (
+        not isinstance(
+            contents,
+            dict,
+        )
+        or not needed <= contents.keys()
+    ):
         raise UserError("is not a checkpoint of LanguageModelModule (txl train writes them)")
     record: dict[str, Any] = contents["txl_lightning"]
     if "each" not in record["config"]["logger"]:  # an option since 0.5
@@ -331,7 +337,13 @@ def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
 
     Such a text is read whole, a training's text by its splits.
     """
-    if data_path is None or (isinstance(data_path, Mapping) and "path" not in data_path):
+    if data_path is None or (
+        isinstance(
+            data_path,
+            Mapping,
+        )
+        and "path" not in data_path
+    ):
         return False
     is_own = [_text_options(trained, data_path)[1] for trained in models]
     return not any(is_own)

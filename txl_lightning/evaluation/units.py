@@ -98,7 +98,14 @@ def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
         prefix: before their names, such as `val/`.
     """
     units = [unit for unit in UNITS if f"{prefix}{unit}" in values]
-    if units == ["bpc", "bpb"] and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]:
+    if (
+        units
+        == [
+            "bpc",
+            "bpb",
+        ]
+        and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]
+    ):
         return ["bpc"]
     return units
 
