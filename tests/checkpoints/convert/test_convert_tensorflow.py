@@ -54,9 +54,7 @@ def test_evaluation_of_the_references(convert, tmp_path, reference):
     flags = json.loads((reference / "config.json").read_text())
     (tmp_path / "source/vocab").write_text(words(flags["n_token"]))
     vocabulary = f"vocabulary={tmp_path / 'source/vocab'}"
-    target = convert(
-        tmp_path / "source", "tensorflow", "a.ckpt", "txl", "data.level=word", vocabulary
-    )
+    target = convert(tmp_path / "source", *TO_TXL, vocabulary)
     trained = load_trained(target)
     direct = from_tensorflow(dict(np.load(reference / "weights.npz")), flags).state_dict()
     assert all(
@@ -68,16 +66,13 @@ def test_evaluation_of_the_references(convert, tmp_path, reference):
 
 
 def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(convert, small):
-    published = convert(
-        small, *TO_TXL, f"vocabulary={small / 'data/vocab'}", "data.name=lm1b", *LENGTHS
-    )
-    assert load_trained(published).config.data.sentence_marks == "both"
     vocabulary = small / "data/vocab"
+    more = (f"vocabulary={vocabulary}", *LENGTHS)
+    published = convert(small, *TO_TXL, "data.name=lm1b", *more)
+    assert load_trained(published).config.data.sentence_marks == "both"
     vocabulary.write_text(vocabulary.read_text().replace("<eos>", "<S>").replace("<unk>", "<UNK>"))
     published.unlink()
-    other_text = load_trained(
-        convert(small, *TO_TXL, f"vocabulary={small / 'data/vocab'}", *LENGTHS)
-    )
+    other_text = load_trained(convert(small, *TO_TXL, *more))
     assert (other_text.config.data.name, other_text.config.data.sentence_marks) == ("file", "both")
 
 
