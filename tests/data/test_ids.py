@@ -198,7 +198,7 @@ UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
     ({"a.bin": pickle.dumps(["a list of words"] * 5, 4)}, {"dtype": "uint8"}, UNLIKE),
     ({"shard.00000.mds": HALF}, UINT16, "no suffix that names a format"),
     (
-        {"a.bin": HALF, "a.idx": b"TNTIDX\0\0" + bytes(16)},
+        {"a.bin": HALF, "a.idx": b"TNTIDX\0\0" + bytes(18)},
         UINT16,
         "must have an index of Megatron or",
     ),

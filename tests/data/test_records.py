@@ -160,7 +160,7 @@ def test_a_broken_list_of_json_always_ends(tmp_path: Path) -> None:
 def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
     rows = 'text,n\n"Hello",1\n"he said "so",2\nlast,3\n'
     (path,) = files(tmp_path, {"a.csv": rows})
-    words = r"a\.csv: cannot be read .ValueError: line 3: ',' expected after"
+    words = r"a\.csv: cannot be read .ValueError: after line 2: ',' expected"
     with pytest.raises(UserError, match=words):
         records_of(tmp_path, path, skip_bad=True)
 

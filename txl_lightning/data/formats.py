@@ -254,8 +254,8 @@ def _json(path: Path, config: FileData) -> Iterator[Any]:
                     yield record
             except BAD_RECORD:  # it may go on in the next chunk
                 rest = rest[at:]
-    if "".join(rest.split()) != "]" * n_open:
-        raise ValueError(f"not JSON: {rest[:40]!r}")
+        if "".join(rest.split()) != "]" * n_open:
+            raise ValueError(f"not JSON: {rest[:40]!r}")
 
 
 def _csv(path: Path, config: FileData) -> Iterator[Any]:
@@ -275,7 +275,7 @@ def _csv(path: Path, config: FileData) -> Iterator[Any]:
                 else:
                     yield row
         except csv.Error as error:
-            raise ValueError(f"line {rows.line_num}: {error}") from error
+            raise ValueError(f"after line {rows.line_num}: {error}") from error
 
 
 def _parquet(path: Path, config: FileData) -> Iterator[Any]:
