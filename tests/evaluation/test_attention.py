@@ -125,7 +125,9 @@ def test_the_piece_of_text_is_the_middle_segment_of_the_first_stream(same_length
         )
     for layer, (attention, inputs) in enumerate(recorded):
         weights_HQK = attention.logits(*inputs)[:, 0].softmax(-1)
-        np.testing.assert_allclose(piece.weights_NHQC[layer], weights_HQK[:, :, :6], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            piece.weights_NHQC[layer], weights_HQK[:, :, :6], rtol=0, atol=1e-12
+        )
 
 
 def written(
