@@ -153,19 +153,6 @@ def test_its_iteration_in_float32_is_that_of_float64(sides: tuple[int, int]) -> 
     assert float((half - X).abs().max()) > 100 * error
 
 
-def test_make_optimizer_hands_the_number_type_on() -> None:
-    weights = []
-    for ns_precision in ("bf16-true", "32-true"):
-        torch.manual_seed(0)
-        model = MODELS["txl"]()
-        draw_gradients(model, seed=1)
-        optimizer, _ = make_optimizer(model, replace(MUON, ns_precision=ns_precision), 10, True)
-        optimizer.step()
-        weights.append(model.get_parameter("layers.0.attention.qkv.weight").detach())
-    assert not torch.equal(*weights)
-    torch.testing.assert_close(*weights, atol=5e-4, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("where", ["matrices", "all"])
 def test_weight_decay_is_of_the_matrices_alone_unless_asked(name: str, where: str) -> None:
