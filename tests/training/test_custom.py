@@ -135,18 +135,6 @@ class Stopper(Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_logger_that_cannot_be_made_leaves_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = "lightning.fabric.loggers.tensorboard"
-    monkeypatch.setattr(f"{module}._TENSORBOARD_AVAILABLE", False)
-    monkeypatch.setattr(f"{module}._TENSORBOARDX_AVAILABLE", False)
-    words = r"^logger\.tensorboard=.*TensorBoardLogger: cannot be made: ModuleNotFoundError"
-    with pytest.raises(UserError, match=words):
-        train_tiny(tmp_path, "logger=tensorboard")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_disabled_run_of_wandb_writes_none(tmp_path: Path) -> None:
     train_tiny(tmp_path, "logger=wandb", "logger.mode=disabled")
     assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 12

@@ -43,7 +43,6 @@ from txl_lightning.training.memory import CarriedMemory, random_state, restore_r
 from txl_lightning.training.optimizers import check_moments, follow_schedule, make_optimizer
 from txl_lightning.training.scoring import compiled, scored_positions
 
-WITHOUT_FLOAT64 = ("mps",)  # device types
 DIVIDING_STRATEGIES = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 
 
@@ -505,7 +504,7 @@ class LanguageModelModule(LightningModule):
         torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one token
         has probability 0.
         """
-        device = "cpu" if nll_BT.device.type in WITHOUT_FLOAT64 else nll_BT.device
+        device = with_float64(nll_BT.device)
         self.evaluation_sums = self.evaluation_sums.to(device)
         self.evaluation_sums[0] += nll_BT.to(device).double().sum()
         self.evaluation_sums[1] += self._count_bytes(targets_BT).to(device)
@@ -535,7 +534,7 @@ class LanguageModelModule(LightningModule):
             values[f"{stage}/{unit}"] = loss
         self.metrics.update(values)
         several = self.ranks.world_size > 1
-        device = "cpu" if self.device.type in WITHOUT_FLOAT64 else self.device
+        device = with_float64(self.device)
         for name, value in {**values, "tokens": self.tokens}.items():
             exact = torch.tensor(value, dtype=torch.float64, device=device)
             self.log(name, exact, batch_size=1, sync_dist=several)
@@ -603,6 +602,11 @@ class LanguageModelModule(LightningModule):
         for nll_sum, n_tokens in state["since"][self.ranks.rank :: self.ranks.world_size]:
             self._nll_sum += nll_sum
             self._nll_tokens += n_tokens
+
+
+def with_float64(device: torch.device) -> torch.device:
+    """Return a GPU of CUDA or the CPU: other devices may lack float64."""
+    return device if device.type == "cuda" else torch.device("cpu")
 
 
 def lengths_of(config: Config) -> Lengths:
