@@ -1,6 +1,5 @@
 """The LightningModule carries memories: apart, in order, and as values."""
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -105,13 +104,3 @@ def test_only_full_memories_and_whole_segments_are_compiled(
         for segment in streams:
             add_gradients(module, segment)
     assert compiled == filled
-
-
-def test_bytes_are_counted_without_float64_which_some_devices_lack(
-    module: LanguageModelModule,
-) -> None:
-    module.byte_lengths_V = torch.tensor([1, 3, -1])
-    counted = module._count_bytes(torch.tensor([[0, -2, 1]]))
-    assert isinstance(counted, torch.Tensor)
-    assert (counted.dtype, float(counted)) == (torch.float32, 7)
-    assert math.isnan(module._count_bytes(torch.tensor([[0, 2]])))
