@@ -45,6 +45,11 @@ def test_validation_counts_all_positions_of_a_half_loss(module: LanguageModelMod
     assert float(module.evaluation_sums[0]) == pytest.approx(float(nll.sum()))
 
 
+@pytest.mark.parametrize(("T", "first"), [(6, 3), (5, 2), (1, 0)])
+def test_half_loss_is_of_the_last_half(T: int, first: int) -> None:
+    assert scored_positions("half", T, seed=1, step=0) == slice(first, T)
+
+
 @pytest.mark.parametrize(("T", "n"), [(1, 1), (6, 3), (7, 4)])
 def test_a_random_half_depends_on_seed_and_step_alone(T: int, n: int) -> None:
     state = torch.get_rng_state()

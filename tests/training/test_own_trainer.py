@@ -40,6 +40,7 @@ pytestmark = [  # what Lightning says to any of its users
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*ckpt_path.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists"),
 ]
 
 
@@ -279,7 +280,6 @@ OTHER_STREAMS = "it was saved with 4 streams, now there are 2"
     [
         (5, streams(), streams(2), OTHER_STREAMS),
         (7, streams(), streams(2), OTHER_STREAMS),
-        (12, streams(), streams(2), ""),
         (11, streams(2), streams(), "it was saved with 2 streams, now there are 4"),
         (1, streams(), streams(16), "it was saved with 4 streams, now there are 16"),
         (12, streams(2), streams(), ""),
@@ -300,8 +300,8 @@ def test_other_streams_resume_anywhere_in_an_epoch(
 def test_a_resumed_run_draws_the_dropout_of_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    losses = losses_of(monkeypatch)
     with_dropout = trained("model.dropout=0.2", *RUN[1:]) / "run/checkpoints/last.ckpt"
+    losses = losses_of(monkeypatch)
     keep = ModelCheckpoint(tmp_path, every_n_train_steps=4, filename="{step}", save_top_k=-1)
     for path in (None, tmp_path / "step=4.ckpt"):
         module = LanguageModelModule.load_from_checkpoint(with_dropout)
@@ -322,6 +322,7 @@ def test_a_resumed_run_follows_the_schedule_of_more_steps_at_once(tmp_path: Path
         streams(),
     )
     assert resumed.values == whole.values[6:]
+    assert min(resumed.values) > 0
 
 
 def test_a_checkpoint_within_an_accumulation_says_what_it_lacks(

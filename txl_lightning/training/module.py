@@ -64,6 +64,8 @@ class EndOfBatch(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        # Logged for the loggers alone: ModelCheckpoint would name its files by the last validation's step.
+        trainer._logger_connector._callback_metrics.pop("step", None)
         pl_module.finish_batch(batch, batch_idx)
 
 
@@ -535,7 +537,8 @@ class LanguageModelModule(LightningModule):
         self.metrics.update(values)
         several = self.ranks.world_size > 1
         device = with_float64(self.device)
-        for name, value in {**values, "tokens": self.tokens}.items():
+        axes = {"tokens": self.tokens, "step": self.trainer.global_step}
+        for name, value in {**values, **axes}.items():
             exact = torch.tensor(value, dtype=torch.float64, device=device)
             self.log(name, exact, batch_size=1, sync_dist=several)
         self.on_validation_epoch_start()
