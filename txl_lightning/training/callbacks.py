@@ -229,7 +229,7 @@ class ContextCurves(Curve):
     def __init__(self, config: Config, tokens: np.ndarray, directory: Path) -> None:
         super().__init__(directory / "context_curve.jsonl")
         longest = config.context_curve.max_context
-        self.every_n_steps = config.context_curve.every_n_steps
+        self.every_n_steps = config.context_curve.every_n_steps or sys.maxsize
         self.tokens = tokens
         self.contexts = [longest // N_CONTEXTS * (i + 1) for i in range(N_CONTEXTS)]
         n_positions = max(
