@@ -11,7 +11,6 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 import psutil
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from tests import wandb_files
@@ -21,7 +20,6 @@ from tests.small_multirun import results, words, written
 from txl_lightning.application import composition, register
 from txl_lightning.commands import COMMANDS
 from txl_lightning.files import locked
-from txl_lightning.jobs import quoted
 from txl_lightning.launcher import run_in_process
 
 
@@ -182,6 +180,7 @@ def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(
         "runtime": {"output_dir": f"{tmp_path}/0"},
         "sweep": {"dir": str(tmp_path)},
         "overrides": {"task": []},
+        "sweeper": {"_target_": "BasicSweeper"},
     }
     monkeypatch.setenv("SLURM_PROCID", "1")
     folders: list[Path] = []
@@ -193,9 +192,3 @@ def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(
             lambda config, folder: folders.append(folder),
         )
     assert folders == [tmp_path / "0"]
-
-
-@pytest.mark.parametrize("path", ["a b", "it's", "${x}", "a,b", "back\\", "a=(1)", "ü"])
-def test_a_path_is_quoted_for_hydra(path: str) -> None:
-    (override,) = OverridesParser.create().parse_overrides([f"hydra.run.dir={quoted(path)}"])
-    assert str(OmegaConf.create({"path": override.value()}).path) == path

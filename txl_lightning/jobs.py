@@ -111,8 +111,6 @@ def start_job(
 def quoted(text: str) -> str:
     """Return a text quoted and escaped for Hydra's grammar."""
     escaped = text.replace("${", r"\${").replace("'", r"\'")
-    if escaped.endswith("\\"):
-        escaped += "\\"
     return f"'{escaped}'"
 
 

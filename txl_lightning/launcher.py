@@ -189,7 +189,7 @@ def is_search(settings: Any) -> bool:
     Args:
         settings: Hydra's node `hydra`.
     """
-    return not settings.sweeper._target_.endswith(".BasicSweeper")
+    return not settings.sweeper._target_.endswith("BasicSweeper")
 
 
 def folder_of_job(

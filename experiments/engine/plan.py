@@ -137,7 +137,7 @@ class Plan:
         """Record the end of a job, and return its error."""
         status = process.returncode
         self._write_record(job, process.seconds, done=status == 0)
-        if status == 0:
+        if not status:
             return None
         log = self.folder(job).path / LOG
         lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
