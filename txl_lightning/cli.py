@@ -14,49 +14,32 @@ from txl_lightning.commands import COMMANDS
 from txl_lightning.errors import UserError, cores
 from txl_lightning.registry import load_guests
 
-INDENT = " " * 8
-LIBRARIES = (
-    "torch",
-    "lightning",
-    "hydra-core",
-    "omegaconf",
-    "wandb",
-    "numpy",
-    "datasets",
-    "tokenizers",
-    "safetensors",
-)
-VARIABLES = ("TXL_", "OMP_", "MKL_", "CUDA_", "HYDRA_")
+LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "wandb", "numpy", "tokenizers")
 
 
 def usage() -> str:
     """Return the text for `txl --help`: every command with its purpose."""
     lines = ["usage: txl COMMAND [overrides]", ""]
     for row in COMMANDS.values():
-        lines += [f"  txl {row.usage}", f"{INDENT}{row.summary}"]
-    lines += ["  txl env", f"{INDENT}versions and machine, for a report of a problem", ""]
-    lines.append(
-        "txl COMMAND --help lists the options of a command, txl --version says the version."
-    )
+        lines += [f"  txl {row.usage}", f"        {row.summary}"]
+    lines += ["  txl env", "        versions and machine, for a report of a problem", ""]
+    lines.append("txl COMMAND --help lists a command's options, txl --version says the version.")
     return "\n".join(lines)
 
 
 def environment() -> str:
-    """Return the versions of this package and its libraries, the machine and the variables."""
+    """Return the versions of this package and its libraries, and the machine."""
     from txl_lightning.reporting import gpus, processor
 
     versions = [f"{name} {version(name)}" for name in LIBRARIES]
-    lines = [
+    lines = (
         f"txl_lightning {__version__} in {os.path.dirname(__file__)}",
         f"Python {platform.python_version()}",
         platform.platform(),
         f"{processor()}, {cores()} cores",
         *gpus(),
         ", ".join(versions),
-    ]
-    for name, value in sorted(os.environ.items()):
-        if name.startswith(VARIABLES):
-            lines.append(f"{name}={value}")
+    )
     return "\n".join(lines)
 
 
@@ -71,42 +54,41 @@ def main() -> None:
     except BrokenPipeError:
         # A reader that stops reading, such as `head`, is no error. Python would complain again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print("txl: interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-
-
-def run(words: list[str]) -> None:
-    """Run the command that was typed, or show help, versions or completions."""
-    name = words[0] if words else ""
-    if name == "env":
-        print(environment(), flush=True)
-        return
-    if "--version" in words:
-        print(f"txl_lightning {__version__}", flush=True)
-        return
-    if name == "-sc":  # Hydra's completion script knows no commands
-        complete(words)
-        return
-    try:
-        load_guests()
     except UserError as error:
         print(f"txl: {error}", file=sys.stderr)
         sys.exit(2)
-    if name in ("", "-h", "--help", "help"):
-        print(usage(), flush=True)
-        sys.exit(0 if name else 2)
-    if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS, n=1)
-        allowed = f"must be one of {', '.join(COMMANDS)}"
-        if near:
-            allowed = f"did you mean {near[0]}?"
-        print(f"txl: unknown command {name!r}, {allowed}", file=sys.stderr)
-        sys.exit(2)
-    # Hydra takes a quarter of a second to import. Help needs none of it.
-    from txl_lightning.application import run_command
+    except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
+        print(f"txl {sys.argv[1]}: interrupted", file=sys.stderr)
+        sys.exit(128 + (stopped.args or (signal.SIGINT,))[0])
 
-    run_command(COMMANDS[name], words[1:])
+
+def run(words: list[str]) -> None:
+    """Run the command that was typed, or show help, versions or completions.
+
+    Raises:
+        UserError: there is no such command, or a user's file cannot be imported.
+    """
+    name = words[0] if words else ""
+    if name == "env":
+        print(environment(), flush=True)
+    elif "--version" in words:
+        print(f"txl_lightning {__version__}", flush=True)
+    elif name == "-sc":  # Hydra's completion script knows no commands
+        complete(words)
+    else:
+        load_guests()
+        if name in ("", "-h", "--help", "help"):
+            print(usage(), flush=True)
+            sys.exit(0 if name else 2)
+        if name not in COMMANDS:
+            allowed = f"must be one of {', '.join(COMMANDS)}"
+            for near in get_close_matches(name, COMMANDS, n=1):
+                allowed = f"did you mean {near}?"
+            raise UserError(f"unknown command {name!r}, {allowed}")
+        # Hydra takes a quarter of a second to import. Help needs none of it.
+        from txl_lightning.application import run_command
+
+        run_command(COMMANDS[name], words[1:])
 
 
 def complete(words: list[str]) -> None:
@@ -121,7 +103,8 @@ def complete(words: list[str]) -> None:
         return
     from txl_lightning.application import completions
 
-    print(completions(COMMANDS[name], words, f"{program} {rest}"), flush=True)
+    os.environ["COMP_LINE"] = f"{program} {rest}"
+    print(*completions(COMMANDS[name], words), flush=True)
 
 
 if __name__ == "__main__":

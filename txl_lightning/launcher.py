@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from txl_lightning.commands import Command
 from txl_lightning.config.schemas import typed
-from txl_lightning.errors import COUNT, UserError, at_most, check, cores, is_first_rank, notice
+from txl_lightning.errors import COUNT, UserError, check, cores, is_first_rank, notice
 from txl_lightning.files import locked, write_json
 from txl_lightning.job_folder import (
     JobFolder,
@@ -97,7 +97,7 @@ class ProcessLauncher(Launcher):
         Raises:
             UserError: an option is not usable.
         """
-        check("hydra.launcher.max_parallel", self.max_parallel, COUNT, at_most("threads"))
+        check("hydra.launcher.max_parallel", self.max_parallel, COUNT)
         self.hydra_context = hydra_context
         self.command: Command = task_function.command
         self.config = config

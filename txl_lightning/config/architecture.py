@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
-from txl_lightning.errors import COUNT, LENGTH, Rule, check, one_of, require, require_memory
+from txl_lightning.errors import (
+    Count,
+    Length,
+    Rule,
+    check,
+    one_of,
+    require,
+    require_memory,
+)
 from txl_lightning.registry import Guests
 
-PROBABILITY: Rule = (lambda x: 0.0 <= x < 1.0, "must be a probability in [0, 1)")
-POSITIVE: Rule = (lambda x: 0 < x < math.inf, "must be a number > 0 and finite")
+Probability = Annotated[float, (lambda x: 0.0 <= x < 1.0, "must be a probability in [0, 1)")]
+Positive = Annotated[float, (lambda x: 0 < x < math.inf, "must be a number > 0 and finite")]
 CLAMP: Rule = (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0")
 TERMS: Rule = (
     lambda x: set(x) <= set("abcd") and len(set(x)) == len(x),
@@ -21,12 +30,16 @@ CUTOFFS: Rule = (
     lambda x: all(isinstance(b, int) and a < b for a, b in itertools.pairwise((0, *x))),
     "must be ascending integers >= 1",
 )
+UNKNOWN = "???"  # a value that Hydra has yet to fill in
+# Options of the model that are not in the group `model`.
+OF_OTHER_GROUPS = {
+    "encoding": "encoding.name",
+    "table_len": "encoding.table_len",
+    "mem_len": "memory.mem_len",
+    "memory_start": "memory.start",
+    "memory_reset": "memory.reset",
+}
 ACCEPTED: dict[type, tuple[type, ...]] = {float: (int, float), tuple: (list, tuple)}
-
-
-def option(default: Any, *rules: Rule, name: str = "") -> Any:
-    """Return a field with rules for its values; `name` is the option's name, if it differs."""
-    return field(default=default, metadata={"rules": rules, "option": name})
 
 
 @dataclass(frozen=True)
@@ -54,51 +67,64 @@ class EncodingKind:
 KINDS: Guests[EncodingKind] = Guests("encoding", "txl_lightning.model.encodings")
 
 
-def kind_named(name: str) -> EncodingKind:
-    """Return an encoding's properties.
-
-    Raises:
-        OptionError: there is no encoding with this name, or a user's file cannot be imported.
-    """
-    return KINDS.named(name)
-
-
 def check_type(name: str, value: Any, default: Any) -> None:
-    """Raise `OptionError` if a value's type differs from the default's, or if torch cannot hold a number."""
+    """Raise `OptionError` if a value's type differs from the default's."""
     kind = type(default)
-    if default is not None and default is not MISSING:
+    if default not in (None, MISSING, UNKNOWN):
         is_right = isinstance(value, ACCEPTED.get(kind, kind))
         require(is_right, name, value, f"must be of type {kind.__name__}")
-    is_large = isinstance(value, int) and abs(value) >= 2**60
-    require(not is_large, name, value, "must be below 2^60")
+
+
+@cache
+def rules_of(kind: type) -> dict[str, list[Rule]]:
+    """Return the rules for each option, which stand in its annotation: `Annotated[type, rule, …]`."""
+    rules: dict[str, list[Rule]] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        rules[name] = []
+        for part in (hint, *get_args(hint)):  # the second for `… | None`
+            rules[name] += getattr(part, "__metadata__", ())
+    return rules
+
+
+@dataclass
+class Options:
+    """Options that check their values; a subclass adds rules for several options in `__post_init__`.
+
+    Raises:
+        OptionError: a value is not allowed; the message names it, with `group` in front.
+    """
+
+    group: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        rules = rules_of(type(self))
+        for described in fields(self):
+            value = getattr(self, described.name)
+            if value != UNKNOWN:
+                name = f"{self.group}{described.name}".removesuffix(".name")
+                check_type(name, value, described.default)
+                check(name, value, *rules[described.name])
 
 
 def option_names(architecture: type) -> dict[str, str]:
     """Return the option of every field as typed on the command line; the corpus gives `vocab_size`."""
-    names = {}
-    for f in fields(architecture):
-        if f.name != "vocab_size":
-            names[f.name] = f.metadata.get("option") or f"model.{f.name}"
+    names = {field.name: f"model.{field.name}" for field in fields(architecture)}
+    del names["vocab_size"]
+    if "mem_len" in names:
+        names.update(OF_OTHER_GROUPS)
     return names
 
 
 def options_beside(architecture: type, core: type) -> dict[str, Any]:
-    """Return the defaults for the fields that a variant's config adds to the core's; ??? for none."""
-    known = {f.name for f in fields(core)}
-    defaults = {}
-    for f in fields(architecture):
-        if f.name in known:
-            continue
-        defaults[f.name] = f.default
-        if f.default_factory is not MISSING:
-            defaults[f.name] = f.default_factory()
-        elif f.default is MISSING:
-            defaults[f.name] = "???"
+    """Return the defaults for the fields that a variant's config adds to the core's."""
+    defaults = vars(architecture(None))
+    for described in fields(core):
+        del defaults[described.name]
     return defaults
 
 
 @dataclass(kw_only=True)
-class ModelOptions:
+class ModelOptions(Options):
     """Options for every model, in the group `model`.
 
     Args:
@@ -112,13 +138,13 @@ class ModelOptions:
             `none` as on One Billion Word, or `all`.
     """
 
-    n_layer: int = option(12, COUNT)
-    d_model: int = option(512, COUNT)
-    dropout: float = option(0.1, PROBABILITY)
-    d_embed: int | None = option(None, COUNT)
-    cutoffs: tuple[int, ...] = option((), CUTOFFS)
-    div_val: int = option(1, COUNT)
-    tie_projections: str = option("all_but_first", one_of("all_but_first", "all", "none"))
+    n_layer: Count = 12
+    d_model: Count = 512
+    dropout: Probability = 0.1
+    d_embed: Count | None = None
+    cutoffs: Annotated[tuple[int, ...], CUTOFFS] = ()
+    div_val: Count = 1
+    tie_projections: Annotated[str, one_of("all_but_first", "all", "none")] = "all_but_first"
 
 
 @dataclass
@@ -132,16 +158,11 @@ class Architecture(ModelOptions):
         OptionError: a value is not allowed; the message names it.
     """
 
-    vocab_size: int | None = option(MISSING, COUNT)
+    vocab_size: Count | None
     initial_only: ClassVar[frozenset[str]] = frozenset()  # fields that only initialize weights
 
     def __post_init__(self) -> None:
-        for kind in type(self).__mro__:
-            # A class may give an option another default, without its rules.
-            for described in fields(kind) if is_dataclass(kind) else ():
-                value = getattr(self, described.name)
-                check_type(described.name, value, described.default)
-                check(described.name, value, *described.metadata.get("rules", ()))
+        super().__post_init__()
         if self.cutoffs:
             below = f"must be below the {self.vocab_size} tokens of the vocabulary"
             fits = self.cutoffs[-1] < (self.vocab_size or 0)
@@ -178,19 +199,19 @@ class TransformerXLOptions(ModelOptions):
             do not enter the memory.
     """
 
-    n_head: int = option(8, COUNT)
-    d_head: int = option(64, COUNT)
-    d_inner: int = option(2048, COUNT)
-    attention_dropout: float = option(0.0, PROBABILITY)
+    n_head: Count = 8
+    d_head: Count = 64
+    d_inner: Count = 2048
+    attention_dropout: Probability = 0.0
     pre_norm: bool = False
-    layer_norm_epsilon: float = option(1e-5, POSITIVE)
-    init_std: float = option(0.02, POSITIVE)
+    layer_norm_epsilon: Positive = 1e-5
+    init_std: Positive = 0.02
     untie_biases: bool = False
-    terms: str = option("abcd", TERMS)
+    terms: Annotated[str, TERMS] = "abcd"
     same_length: bool = False
     extra_key: bool = False
-    clamp_len: int = option(-1, CLAMP)
-    ext_len: int = option(0, LENGTH)
+    clamp_len: Annotated[int, CLAMP] = -1
+    ext_len: Length = 0
 
 
 @dataclass
@@ -212,11 +233,11 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
     """
 
     _: KW_ONLY
-    encoding: str = option("relative", name="encoding.name")
-    table_len: int | None = option(None, COUNT, name="encoding.table_len")
-    mem_len: int = option(512, LENGTH, name="memory.mem_len")
-    memory_start: str = option("empty", one_of("empty", "zeros"), name="memory.start")
-    memory_reset: str = option("never", one_of("never", "document"), name="memory.reset")
+    encoding: str = "relative"
+    table_len: Count | None = None
+    mem_len: Length = 512
+    memory_start: Annotated[str, one_of("empty", "zeros")] = "empty"
+    memory_reset: Annotated[str, one_of("never", "document")] = "never"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,9 +245,9 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
         by = f"encoding={self.encoding}"
         even = "must be an even integer (half of a position is sine, half cosine)"
         require(self.d_model % 2 == 0, "d_model", self.d_model, even)
-        if self.kind.table is not None:
-            given = self.table_len is not None
-            require(given, "table_len", self.table_len, f"must be given for {by}")
+        has_table = self.kind.table is not None
+        rows = "must be given for an encoding with a table, and only then"
+        require((self.table_len is not None) == has_table, "table_len", self.table_len, rows)
         if self.memory_reset == "document":
             empty = "must be empty with memory_reset=document"
             require(start == "empty", "memory_start", start, empty)
@@ -251,7 +272,7 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
     @property
     def kind(self) -> EncodingKind:
         """The encoding's properties."""
-        return kind_named(self.encoding)
+        return KINDS.named(self.encoding)
 
     @property
     def attention_len(self) -> int | None:
@@ -282,10 +303,10 @@ class RecurrentOptions(ModelOptions):
             weights, all weights in a QRNN layer.
     """
 
-    n_layer: int = option(2, COUNT)
-    cell: str = option("lstm", one_of("lstm", "qrnn"))
-    hidden_dropout: float = option(0.1, PROBABILITY)
-    weight_dropout: float = option(0.0, PROBABILITY)
+    n_layer: Count = 2
+    cell: Annotated[str, one_of("lstm", "qrnn")] = "lstm"
+    hidden_dropout: Probability = 0.1
+    weight_dropout: Probability = 0.0
 
 
 @dataclass

@@ -24,12 +24,11 @@ from torch import Tensor
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import (
     Config,
+    EncodingConfig,
     FileData,
     Lm1bData,
     MemoryConfig,
-    TableEncodingConfig,
     TransformerXLModelConfig,
-    check_values,
     file_data,
     stored,
 )
@@ -73,7 +72,6 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     Raises:
         UserError: a file is missing or not a checkpoint, or the target's format cannot hold the model.
     """
-    check_values(options)
     targets = [name for name in TARGETS if name != options.source_format]
     allowed = f"must be one of {', '.join(targets)} for source_format={options.source_format}"
     require(options.target_format in targets, "target_format", options.target_format, allowed)
@@ -359,6 +357,6 @@ def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
         for field in fields(Config)
     }
     values["model"] = TransformerXLModelConfig(**groups["model"])
-    values["encoding"] = TableEncodingConfig(**groups["encoding"])
+    values["encoding"] = EncodingConfig(**groups["encoding"])
     values["memory"] = MemoryConfig(**groups["memory"])
     return Config(**values)

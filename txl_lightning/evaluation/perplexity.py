@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.lengths import Lengths
-from txl_lightning.config.schemas import check_values
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.errors import require
 from txl_lightning.evaluation.attention_lengths import (
@@ -103,7 +102,6 @@ def check_options(options: EvaluateOptions) -> None:
     Raises:
         OptionError: names the option.
     """
-    check_values(options)
     if options.attention_lengths is None:
         n = options.sweep_tokens
         require(n is None, "sweep_tokens", n, "is for attention_lengths=[…]")

@@ -15,7 +15,6 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from txl_lightning.errors import OptionError, require
@@ -91,14 +90,11 @@ def load_guests() -> None:
         OptionError: one cannot be imported; names the variable.
     """
     for place in os.environ.get(VARIABLE, "").split(","):
-        place = place.strip()
-        if not place:
-            continue
         try:
-            if place.endswith(".py"):
-                _import_file(place)
-            else:
-                importlib.import_module(place)
+            if place.strip().endswith(".py"):
+                _import_file(place.strip())
+            elif place:
+                importlib.import_module(place.strip())
         except Exception as error:  # user code may raise anything
             reason = f"cannot be imported: {type(error).__name__}: {error}"
             raise OptionError(VARIABLE, place, " ".join(reason.split())) from error
@@ -110,12 +106,11 @@ def _import_file(place: str) -> None:
     name = OWN + str(path).replace(".", ":")
     if name in sys.modules:
         return
-    code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
-    module = ModuleType(name)
-    module.__file__ = str(path)
+    spec: Any = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses look it up
     try:
-        exec(code, vars(module))
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
