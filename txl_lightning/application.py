@@ -346,7 +346,7 @@ def meanings(command: Command, variant: re.Match[str] | None) -> dict[str, str]:
     found = {}
     for kind in kinds:
         if isinstance(kind, type) and is_dataclass(kind):
-            found.update(described(kind, getattr(kind, "group", "")))
+            found.update(described(kind, getattr(kind, "prefix", "")))
     if variant and variant[1] != "none":
         from txl_lightning.model.transformer_xl import VARIANTS, TransformerXLConfig
 

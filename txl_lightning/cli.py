@@ -8,6 +8,7 @@ import signal
 import sys
 from difflib import get_close_matches
 from importlib.metadata import version
+from typing import NoReturn
 
 from txl_lightning import __version__
 from txl_lightning.commands import COMMANDS
@@ -54,20 +55,13 @@ def main() -> None:
     except BrokenPipeError:
         # A reader that stops reading, such as `head`, is no error. Python would complain again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except UserError as error:
-        print(f"txl: {error}", file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
         print(f"txl {sys.argv[1]}: interrupted", file=sys.stderr)
         sys.exit(128 + (stopped.args or (signal.SIGINT,))[0])
 
 
 def run(words: list[str]) -> None:
-    """Run the command that was typed, or show help, versions or completions.
-
-    Raises:
-        UserError: there is no such command, or a user's file cannot be imported.
-    """
+    """Run the command that was typed, or show help, versions or completions."""
     name = words[0] if words else ""
     if name == "env":
         print(environment(), flush=True)
@@ -76,7 +70,10 @@ def run(words: list[str]) -> None:
     elif name == "-sc":  # Hydra's completion script knows no commands
         complete(words)
     else:
-        load_guests()
+        try:
+            load_guests()
+        except UserError as error:
+            refuse(str(error))
         if name in ("", "-h", "--help", "help"):
             print(usage(), flush=True)
             sys.exit(0 if name else 2)
@@ -84,11 +81,17 @@ def run(words: list[str]) -> None:
             allowed = f"must be one of {', '.join(COMMANDS)}"
             for near in get_close_matches(name, COMMANDS, n=1):
                 allowed = f"did you mean {near}?"
-            raise UserError(f"unknown command {name!r}, {allowed}")
+            refuse(f"unknown command {name!r}, {allowed}")
         # Hydra takes a quarter of a second to import. Help needs none of it.
         from txl_lightning.application import run_command
 
         run_command(COMMANDS[name], words[1:])
+
+
+def refuse(line: str) -> NoReturn:
+    """End the program with a line on stderr."""
+    print(f"txl: {line}", file=sys.stderr)
+    sys.exit(2)
 
 
 def complete(words: list[str]) -> None:

@@ -76,32 +76,37 @@ def check_type(name: str, value: Any, default: Any) -> None:
 
 
 @cache
-def rules_of(kind: type) -> dict[str, list[Rule]]:
-    """Return the rules for each option, which stand in its annotation: `Annotated[type, rule, …]`."""
+def rules_of(kind: Any) -> dict[str, list[Rule]]:
+    """Return the rules for each option, which stand in its annotation: `Annotated[type, rule, …]`.
+
+    A class may annotate an option anew, with another default; the rules of its parents count too.
+    """
     rules: dict[str, list[Rule]] = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        rules[name] = []
-        for part in (hint, *get_args(hint)):  # the second for `… | None`
-            rules[name] += getattr(part, "__metadata__", ())
+    for base in kind.__mro__:
+        for name, hint in get_type_hints(base, include_extras=True).items():
+            known = rules.setdefault(name, [])
+            for part in (hint, *get_args(hint)):  # the second for `… | None`
+                known += getattr(part, "__metadata__", ())
     return rules
 
 
-@dataclass
 class Options:
     """Options that check their values; a subclass adds rules for several options in `__post_init__`.
 
     Raises:
-        OptionError: a value is not allowed; the message names it, with `group` in front.
+        OptionError: a value is not allowed; the message names it, with `prefix` in front.
     """
 
-    group: ClassVar[str] = ""
+    prefix: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        rules = rules_of(type(self))
-        for described in fields(self):
+        options: Any = self  # a dataclass
+        kind: Any = type(self)
+        rules = rules_of(kind)
+        for described in fields(options):
             value = getattr(self, described.name)
             if value != UNKNOWN:
-                name = f"{self.group}{described.name}".removesuffix(".name")
+                name = f"{self.prefix}{described.name}".removesuffix(".name")
                 check_type(name, value, described.default)
                 check(name, value, *rules[described.name])
 
@@ -117,9 +122,13 @@ def option_names(architecture: type) -> dict[str, str]:
 
 def options_beside(architecture: type, core: type) -> dict[str, Any]:
     """Return the defaults for the fields that a variant's config adds to the core's."""
-    defaults = vars(architecture(None))
-    for described in fields(core):
-        del defaults[described.name]
+    known = [described.name for described in fields(core)]
+    defaults = {}
+    for described in fields(architecture):
+        if described.name not in known:
+            defaults[described.name] = described.default
+            if callable(described.default_factory):
+                defaults[described.name] = described.default_factory()
     return defaults
 
 
@@ -166,7 +175,7 @@ class Architecture(ModelOptions):
         if self.cutoffs:
             below = f"must be below the {self.vocab_size} tokens of the vocabulary"
             fits = self.cutoffs[-1] < (self.vocab_size or 0)
-            require(fits, "cutoffs", list(self.cutoffs), below)
+            require(fits, "cutoffs", self.cutoffs, below)
         narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)
         wide = "must leave the last cluster an embedding of width >= 1"
         require(narrowest >= 1, "div_val", self.div_val, wide)

@@ -60,7 +60,7 @@ class ModelConfig(ModelOptions):
         name: the model's name in W&B and in tables.
     """
 
-    group = "model."
+    prefix = "model."
     name: str = MISSING
 
 
@@ -84,7 +84,7 @@ class EncodingConfig(Options):
             shaw the memory too.
     """
 
-    group = "encoding."
+    prefix = "encoding."
     name: str = MISSING
     table_len: int | None = None
 
@@ -102,7 +102,7 @@ class MemoryConfig(Options):
         reset: never, or document to hide all that stands before the document (see `data.document_start`).
     """
 
-    group = "memory."
+    prefix = "memory."
     mem_len: int = MISSING
     segments: int | None = None
     gradient_segments: Annotated[int, LENGTH, at_most(1_000)] = 0
@@ -130,7 +130,7 @@ class DataConfig(Options):
         segment_len: T, tokens per training segment.
     """
 
-    group = "data."
+    prefix = "data."
     name: str = MISSING
     level: str = "byte"
     vocab_size: int | None = None
@@ -264,7 +264,7 @@ class EvaluationConfig(Options):
         max_segments: segments in the final evaluation; null for the whole split.
     """
 
-    group = "evaluation."
+    prefix = "evaluation."
     batch_size: Count = 10
     segment_len: Count = MISSING
     mem_len: Length | None = None
@@ -298,7 +298,7 @@ class OptimizerConfig(Options):
             is bf16-true under mixed precision and 32-true otherwise.
     """
 
-    group = "optimizer."
+    prefix = "optimizer."
     name: Annotated[str, one_of("adam", "adamw", "muon")] = MISSING
     _target_: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -345,7 +345,7 @@ class TrainerConfig(Options):
         lightning: further arguments for Lightning's Trainer; give them as trainer.ARGUMENT=VALUE.
     """
 
-    group = "trainer."
+    prefix = "trainer."
     max_steps: Count = MISSING
     accelerator: Annotated[str, one_of("auto", "cpu", "gpu", "mps")] = "cpu"
     devices: Count = 1
@@ -382,7 +382,7 @@ class CheckpointConfig(Options):
         keep_every_n_steps: steps between weights that are kept as step{N}.ckpt; null for none.
     """
 
-    group = "checkpoint."
+    prefix = "checkpoint."
     enabled: bool = True
     every_n_steps: Count = 500
     keep_every_n_steps: Count | None = None
@@ -399,7 +399,7 @@ class ContextCurveConfig(Options):
         max_context: the largest of the eight context lengths c.
     """
 
-    group = "context_curve."
+    prefix = "context_curve."
     every_n_steps: Count | None = None
     max_context: Annotated[int, (lambda x: x >= 8, "must be an integer >= 8")] = 128
 
@@ -414,7 +414,7 @@ class ExtrasConfig(Options):
         print_config: whether the whole config is printed before the run.
     """
 
-    group = "extras."
+    prefix = "extras."
     ignore_warnings: bool = False
     enforce_tags: bool = False
     print_config: bool = False
@@ -435,7 +435,7 @@ class LoggerConfig(Options):
         each: loggers; give them as logger.NAME={_target_: CLASS, ARGUMENT: VALUE, …}. null is W&B's.
     """
 
-    group = "logger."
+    prefix = "logger."
     project: str = "txl_lightning"
     mode: Annotated[str, one_of("offline", "online", "disabled")] = "offline"
     group: str | None = None
@@ -633,7 +633,7 @@ def from_plain(values: dict[str, Any]) -> Config:
     options = with_new_names(values)
     if "\\u0000" in json.dumps(options):
         raise UserError("its config has a null byte, which no file name may have")
-    kinds = get_type_hints(Config)
+    kinds: dict[str, Any] = get_type_hints(Config)
     kinds["model"] = TransformerXLModelConfig
     if "cell" in options["model"]:
         kinds["model"] = RecurrentModelConfig
@@ -642,7 +642,7 @@ def from_plain(values: dict[str, Any]) -> Config:
     allowed = f"must be a corpus of this version, or {of_a_file()}"
     for name in options["data"]:
         require(hasattr(kinds["data"](), name), "data", corpus, allowed)
-    for name, kind in kinds.items():
-        if is_dataclass(kind):
-            options[name] = kind(**options[name])
+    for name, values_of_group in options.items():
+        if is_dataclass(kinds.get(name)):
+            options[name] = kinds[name](**values_of_group)
     return Config(**options)

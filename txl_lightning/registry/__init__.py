@@ -90,11 +90,12 @@ def load_guests() -> None:
         OptionError: one cannot be imported; names the variable.
     """
     for place in os.environ.get(VARIABLE, "").split(","):
+        place = place.strip()
         try:
-            if place.strip().endswith(".py"):
-                _import_file(place.strip())
+            if place.endswith(".py"):
+                _import_file(place)
             elif place:
-                importlib.import_module(place.strip())
+                importlib.import_module(place)
         except Exception as error:  # user code may raise anything
             reason = f"cannot be imported: {type(error).__name__}: {error}"
             raise OptionError(VARIABLE, place, " ".join(reason.split())) from error
