@@ -70,7 +70,7 @@ KINDS: Guests[EncodingKind] = Guests("encoding", "txl_lightning.model.encodings"
 def check_type(name: str, value: Any, default: Any) -> None:
     """Raise `OptionError` if a value's type differs from the default's."""
     kind = type(default)
-    if default not in (None, MISSING, UNKNOWN):
+    if value is not None and default not in (None, MISSING, UNKNOWN):
         is_right = isinstance(value, ACCEPTED.get(kind, kind))
         require(is_right, name, value, f"must be of type {kind.__name__}")
 
