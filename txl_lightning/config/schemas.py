@@ -170,7 +170,7 @@ class FileData(DataConfig):
     format: str | None = None
     skip_bad: bool = False
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
-    sentence_marks: str = option("start", one_of("start", "both"))
+    sentence_marks: Annotated[str, one_of("start", "both")] = "start"
     dtype: str | None = None
     names: str | None = None
 
@@ -183,7 +183,7 @@ class Enwik8Data(DataConfig):
         newlines: dropped as in the paper, or kept.
     """
 
-    newlines: str = option("dropped", one_of("dropped", "kept"))
+    newlines: Annotated[str, one_of("dropped", "kept")] = "dropped"
 
 
 @dataclass
@@ -194,7 +194,7 @@ class Lm1bData(DataConfig):
         sentence_marks: <S> before each sentence, or at both ends as in the TensorFlow code.
     """
 
-    sentence_marks: str = option("start", one_of("start", "both"))
+    sentence_marks: Annotated[str, one_of("start", "both")] = "start"
 
 
 @dataclass
@@ -212,7 +212,7 @@ class RecallData(DataConfig):
     distance: Any = None
     repeats: float = 0.9
     symbols: int = 8
-    n_tokens: int = option(400_000, COUNT)
+    n_tokens: Count = 400_000
     text_seed: int = 1
 
 
