@@ -254,9 +254,8 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
         by = f"encoding={self.encoding}"
         even = "must be an even integer (half of a position is sine, half cosine)"
         require(self.d_model % 2 == 0, "d_model", self.d_model, even)
-        has_table = self.kind.table is not None
-        rows = "must be given for an encoding with a table, and only then"
-        require((self.table_len is not None) == has_table, "table_len", self.table_len, rows)
+        has_rows = self.kind.table is None or self.table_len is not None
+        require(has_rows, "table_len", self.table_len, f"must be given for {by}")
         if self.memory_reset == "document":
             empty = "must be empty with memory_reset=document"
             require(start == "empty", "memory_start", start, empty)

@@ -81,8 +81,11 @@ class Lengths:
 def table_len(config: Config) -> int | None:
     """Return the rows in a trained position table: as given, or as training needs; None without a table."""
     table = KINDS.named(config.encoding.name).table
-    if config.encoding.table_len is not None or table is None:
-        return config.encoding.table_len
+    given = config.encoding.table_len
+    if given is not None or table is None:
+        allowed = f"must be null: encoding={config.encoding.name} has no table"
+        require(given is None or table is not None, "encoding.table_len", given, allowed)
+        return given
     trained = training_lengths(config)
     if table == "distances":
         return trained.attention_length
