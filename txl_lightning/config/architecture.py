@@ -21,12 +21,12 @@ from txl_lightning.registry import Guests
 
 Probability = Annotated[float, (lambda x: 0.0 <= x < 1.0, "must be a probability in [0, 1)")]
 Positive = Annotated[float, (lambda x: 0 < x < math.inf, "must be a number > 0 and finite")]
-CLAMP: Rule = (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0")
-TERMS: Rule = (
+CLAMP = (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0")
+TERMS = (
     lambda x: set(x) <= set("abcd") and len(set(x)) == len(x),
     "must be letters of abcd, each at most once",
 )
-CUTOFFS: Rule = (
+CUTOFFS = (
     lambda x: all(isinstance(b, int) and a < b for a, b in itertools.pairwise((0, *x))),
     "must be ascending integers >= 1",
 )
@@ -39,7 +39,7 @@ OF_OTHER_GROUPS = {
     "memory_start": "memory.start",
     "memory_reset": "memory.reset",
 }
-ACCEPTED: dict[type, tuple[type, ...]] = {float: (int, float), tuple: (list, tuple)}
+ACCEPTED: Any = {float: (int, float), tuple: (list, tuple)}
 
 
 @dataclass(frozen=True)

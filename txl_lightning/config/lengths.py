@@ -117,9 +117,10 @@ def position_limit(config: Config) -> int | None:
 
     For a converted `al_rfou` checkpoint this is its table's length.
     """
-    if not KINDS.named(config.encoding.name).absolute:
+    trained = training_lengths(config)
+    if trained.mem_len is None or not KINDS.named(config.encoding.name).absolute:
         return None
-    return max(table_len(config) or 0, training_lengths(config).window)
+    return max(table_len(config) or 0, trained.window)
 
 
 def evaluation_lengths(config: Config) -> Lengths:
@@ -160,14 +161,11 @@ def in_windows(config: Config) -> Config:
     `max_segments` and `trainer.val_max_segments` still cover the same tokens. A config with a memory, with its extended
     context set (also 0, for bare segments) or with a recurrent model stays as it is.
     """
-    trained = training_lengths(config)
+    lengths = evaluation_lengths(config)
     evaluation = config.evaluation
     trainer = config.trainer
-    W = evaluation.segment_len
-    mem_len = evaluation.mem_len
-    if mem_len is None:
-        mem_len = trained.mem_len
-    if mem_len != 0 or evaluation.ext_len is not None or trained.ext_len or W < 2:
+    W = lengths.segment_len
+    if lengths.mem_len != 0 or lengths.ext_len or evaluation.ext_len is not None or W < 2:
         return config
     scored = max(1, W // 4)
     if trainer.val_max_segments is not None:

@@ -26,7 +26,6 @@ from txl_lightning.errors import (
     Count,
     Length,
     OptionError,
-    Rule,
     Threads,
     UserError,
     at_most,
@@ -35,15 +34,16 @@ from txl_lightning.errors import (
 )
 from txl_lightning.registry import load_guests, of_a_file
 
-PACKAGE = Path(__file__).parents[1]
-CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+CONF = Path(__file__).parents[1] / "conf"
+if not CONF.is_dir():  # in a checkout
+    CONF = Path(__file__).parents[2] / "conf"
 
-BETAS: Rule = (
+BETAS = (
     lambda x: [0 <= beta < 1 for beta in x] == [True, True],
     "must be two numbers in [0, 1)",
 )
 Seed = Annotated[int, (lambda x: 0 <= x < 2**32, "must be an integer >= 0 and below 2^32")]
-AT_LEAST_ZERO: Rule = (lambda x: 0 <= x < math.inf, "must be >= 0 and finite")
+AT_LEAST_ZERO = (lambda x: 0 <= x < math.inf, "must be >= 0 and finite")
 
 WITHOUT_PATH = (None, "auto")  # values for `resume` that name no checkpoint
 
@@ -365,7 +365,7 @@ class TrainerConfig(Options):
         super().__post_init__()
         for name, value in self.lightning.items():
             ours = LIGHTNINGS_NAMES.get(f"trainer.{name}")
-            require(ours is None, f"trainer.{name}", value, f"is {ours} in a file")
+            require(ours is None, f"trainer.{name}", value, f"is {ours} here")
         if "check_val_every_n_epoch" in self.lightning:
             self.val_every_n_steps = None
 
@@ -544,11 +544,9 @@ def schemas() -> dict[str, Any]:
     return nodes
 
 
-def plain(config: Any) -> dict[str, Any]:
-    """Return a config as plain dicts, lists, numbers and strings, for checkpoints and loggers."""
-    return asdict(
-        config
-    )  # not through OmegaConf, for which a literal `${…}` would be an interpolation
+# A config as dicts, lists, numbers and strings, for checkpoints and loggers. Not through OmegaConf, for which a literal
+# `${…}` would be an interpolation.
+plain = asdict
 
 
 def stored(config: Config) -> dict[str, Any]:
@@ -631,7 +629,7 @@ def from_plain(values: dict[str, Any]) -> Config:
     options = with_new_names(values)
     if "\\u0000" in json.dumps(options):
         raise UserError("its config has a null byte, which no file name may have")
-    kinds: dict[str, Any] = get_type_hints(Config)
+    kinds: Any = get_type_hints(Config)
     kinds["model"] = TransformerXLModelConfig
     if "cell" in options["model"]:
         kinds["model"] = RecurrentModelConfig
