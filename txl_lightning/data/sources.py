@@ -204,12 +204,7 @@ def open_vocabulary(config: DataConfig) -> MakeVocabulary:
     least = config.min_count
     if least is None:
         least = 2 if config.level == "word" else 1
-    require(
-        least >= 1,
-        "data.min_count",
-        least,
-        "must be an integer >= 1",
-    )
+    require(least >= 1, "data.min_count", least, "must be an integer >= 1")
     make = vocabulary.words if config.level == "word" else vocabulary.characters_and_unknown
     return partial(make, min_count=least)
 
@@ -288,9 +283,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
-        if isinstance(error, UserError) or getattr(
-            error, "errno", None
-        ):  # no permission, a full disk
+        is_of_disk = getattr(error, "errno", None)  # no permission, or the disk is full
+        if isinstance(error, UserError) or is_of_disk:
             raise
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: cannot be read ({type(error).__name__}: {reason})") from error
