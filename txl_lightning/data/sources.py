@@ -282,12 +282,11 @@ def reading(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except UserError:
+        raise
     except UNREADABLE as error:
-        is_of_disk = getattr(error, "errno", None)  # no permission, or the disk is full
-        if isinstance(error, UserError) or is_of_disk:
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}: {reason})") from error
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise UserError(f"{path}: cannot be read ({' '.join(reason.split())[:200]})") from error
 
 
 @contextmanager
