@@ -18,8 +18,8 @@ from txl_lightning.application import composition, register
 from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import Config, plain, typed
 from txl_lightning.evaluation.units import loss_unit
-from txl_lightning.job_folder import checksum, identity
 from txl_lightning.jobs import quoted
+from txl_lightning.multirun import checksum, identity
 from txl_lightning.reporting import gpus, processor
 
 RUNS = "@runs"  # stands for the folder that holds all runs: it may be moved
@@ -88,7 +88,7 @@ def _typed(overrides: tuple[str, ...], seed: int | None = None) -> Config:
 def composed_options(overrides: tuple[str, ...]) -> DictConfig:
     """Return a training's options as Hydra composes them."""
     register()
-    return composition(COMMANDS["train"].config_name, overrides)
+    return composition("train", overrides)
 
 
 def identities(jobs: Sequence[Job], corpora: Mapping[str, str]) -> dict[str, dict[str, Any]]:

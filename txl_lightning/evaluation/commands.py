@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import check_logger, check_values, plain
+from txl_lightning.config.schemas import plain
 from txl_lightning.data.corpus import WHOLE, Corpus
-from txl_lightning.distributed.ranks import own_gpu
 from txl_lightning.errors import OptionError, notice, require
 from txl_lightning.evaluation.hardware import set_threads
 from txl_lightning.evaluation.trained import (
@@ -21,19 +20,18 @@ from txl_lightning.evaluation.trained import (
     is_other_text,
     load_trained,
 )
+from txl_lightning.ranks import own_gpu
 from txl_lightning.reporting import upload_lines
 
 
 def check_common_options(options: Any) -> None:
-    """Check field rules, `accelerator`, and the `logger` that some commands have.
+    """Check `accelerator`, and the `logger` that some commands have.
 
     Raises:
         OptionError: naming the option.
     """
-    check_values(options)
     chosen_device(options.accelerator)
     if hasattr(options, "logger"):
-        check_logger(options.logger)
         for name in options.logger.each:
             require(name == "wandb", "logger", name, "must be wandb or none")
 
