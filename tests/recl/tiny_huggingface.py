@@ -2,14 +2,11 @@
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-
-from txl_lightning.recl.models import Member, TokenizedText
 
 POSITIONS = 48
 VOCABULARY = 300
@@ -102,12 +99,6 @@ def change(folder: str | Path, file: str, **changes: Any) -> None:
     path = Path(folder) / file
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, **changes}))
-
-
-def with_tokens(member: Member, tokens: np.ndarray) -> Member:
-    """Return a model with a text of these tokens."""
-    text = TokenizedText(tokens, "token", lambda begin, stop: [])
-    return replace(member, text=text)
 
 
 def fresh_loss(model: Any, tokens: np.ndarray, context: int, place: int) -> float:

@@ -107,25 +107,19 @@ def _losses_of_segments(
     contexts: Integers,
     edges: list[int],
 ) -> Tensor:
-    """Read windows from edge to edge, the state carried."""
+    """Read windows from edge to edge, the state carried, and score from the first context on."""
     targets_BT = without_marks(windows_BT)
     state = None
     parts = []
     for start, stop in pairwise(edges):
-        wanted = contexts[(start < contexts) & (contexts <= stop)]
-        first = stop  # a segment without a wanted target has one all the same
-        if len(wanted):
-            first = int(wanted[0])
+        first = min(stop, max(start + 1, int(contexts[0])))  # a segment before it has one target
         wanted_BT = targets_BT[:, first : stop + 1]
-        nll_BT, state = model.score(
-            windows_BT[:, start:stop],
-            wanted_BT,
-            state,
-        )
+        nll_BT, state = model.score(windows_BT[:, start:stop], wanted_BT, state)
         if nll_BT.shape != wanted_BT.shape:
             raise ValueError("score must return a loss for each target, and a state")
-        parts.append(nll_BT[:, (wanted - first).tolist()])
-    return torch.cat(parts, dim=1)
+        parts.append(nll_BT)
+    from_the_end = contexts - windows_BT.shape[1]
+    return torch.cat(parts, dim=1)[:, from_the_end.tolist()]
 
 
 def window_reader(
