@@ -42,10 +42,12 @@ def load(folder: str | Path, begin_of_text: bool | None = None) -> Member:
         return load_huggingface(reference, 60, begin_of_text)
 
 
-def measured(directory: Path, *folders: str, text: str = TEXT, **options: Any) -> dict[str, Any]:
+def measured(
+    directory: Path, *folders: str, text: bytes = TEXT.encode(), **options: Any
+) -> dict[str, Any]:
     """Results of models on a text, in the folder `run`."""
     path = directory / "text.txt"
-    path.write_text(text)
+    path.write_bytes(text)
     models = [f"hf:{folder}" for folder in folders]
     return recl(
         directory / "run",
@@ -214,7 +216,7 @@ def test_a_tokenizer_that_changes_the_text_stands_in_the_result(
     result = measured(
         tmp_path,
         folder,
-        text=TEXT.replace("the square", "The  ﬁne é"),
+        text=TEXT.replace("the square", "The  ﬁne é").encode(),
     )
     changed = result["models"][0]["changed_text"]
     assert changed["text"].startswith(text)
@@ -293,16 +295,12 @@ def test_a_model_that_cannot_be_found_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_another_tokenizer_and_other_bytes_are_refused(runs: SmallRuns, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", "gpt2")
-    with pytest.raises(OptionError, match=r"hf:.*: cannot read the text .*0xff"):
-        load(folder).tokenize(b"a\xffb" * 100)
+    with pytest.raises(OptionError, match=rf"hf:{folder}: cannot read the text .*0xff"):
+        measured(tmp_path, folder, text=b"a\xffb" * 100)
     (tmp_path / "text.txt").write_text(TEXT)
     options: dict[str, Any] = {
         "models": [f"hf:{folder}"],
         "data_path": f"{tmp_path}/text.txt",
     }
     with pytest.raises(OptionError, match=f"hf:{folder}: reads other tokens than .*best.ckpt"):
-        recl(
-            tmp_path / "run",
-            runs.checkpoint("relative"),
-            **options,
-        )
+        recl(tmp_path / "run", runs.checkpoint("relative"), **options)

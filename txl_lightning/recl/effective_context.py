@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ Entries = dict[str, Any]
 """Entries of `recl.json`, by name."""
 
 INTERVAL = [0.025, 0.975]  # quantiles
-BUCKET = 128  # distinct losses
+BUCKET = 160  # distinct losses
 
 
 @dataclass(frozen=True)
@@ -229,19 +228,23 @@ def measured_steps(
     """
     n_S = counts_SB @ np.bincount(block_P)
     sizes_RS = np.maximum(1, np.floor(np.outer(fractions, n_S) + 0.5))
-    with_all_RS = np.vstack([sizes_RS, n_S])
+    all_RS = np.tile(n_S, (len(fractions) + 1, 1))
+    best_CP = losses_ICP.min(axis=0)
+    before_CP = np.cumsum(best_CP, axis=0)
     means = []
     rises = []
-    before_P = np.zeros(losses_ICP.shape[2])
-    for now_IP, next_IP in pairwise(losses_ICP.transpose(1, 0, 2)):
-        best_P = now_IP.min(axis=0)
+    for c, best_P in enumerate(best_CP[:-1]):
+        next_IP = losses_ICP[:, c + 1]
         values_VP = np.vstack([best_P, np.minimum(best_P, next_IP)])
         means.append(_hardest_means(best_P, values_VP, sizes_RS, counts_SB, block_P))
-        changes_IP = next_IP - now_IP
-        changes_RIS = _hardest_means(before_P, changes_IP, with_all_RS, counts_SB, block_P)
+        sizes_of_H_RS = all_RS
+        if c > 0:
+            sizes_of_H_RS = np.vstack([sizes_RS, n_S])
+        changes_IP = next_IP - losses_ICP[:, c]
+        hardness_P = before_CP[max(0, c - 1)]
+        changes_RIS = _hardest_means(hardness_P, changes_IP, sizes_of_H_RS, counts_SB, block_P)
         rises_RIS = changes_RIS >= 0
         rises.append(rises_RIS[:-1] | rises_RIS[-1])
-        before_P += best_P
     return np.stack(means, axis=-1), np.stack(rises, axis=-1)
 
 
