@@ -1,11 +1,11 @@
 """Measure speed beside other implementations, in alternating turns (`make bench`).
 
     make bench                                          ours, Hugging Face's class and x-transformers
-    make bench ARGS='--against CHECKOUT'                ours beside another checkout of it, such as that of a tag
+    make bench ARGS='--against CHECKOUT'                ours beside another checkout, such as a tagged one
     make bench ARGS='--original CHECKOUT/pytorch'       the paper's code, with `mem_transformer.py` in that folder
 
-Every implementation in every precision is a process. They take turns, so that other load of the machine meets all of
-them alike; ratios are medians over rounds, each computed within its round. A table in Markdown goes to standard output,
+Every implementation in every precision is a process. They take turns, so that other load on the machine meets all
+alike; ratios are medians over rounds, each computed within its round. A table in Markdown goes to standard output,
 and all seconds to `--output`.
 """
 
@@ -32,21 +32,21 @@ ROOT = Path(__file__).resolve().parent.parent
 OTHERS = (
     ROOT / ".venv-transformers" / "bin" / "python"
 )  # has Hugging Face's class and x-transformers
-PAUSE_SECONDS = 0.2  # before each turn, until the threads of the process before it sleep
-UNTIMED = 1  # first step of every turn: it warms the caches, and casts weights in evaluation
+PAUSE_SECONDS = 0.2  # before each turn, until the last process's threads sleep
+UNTIMED = 1  # first step in every turn: it warms the caches, and casts weights in evaluation
 
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of a model and its steps.
+    """Sizes for a model and its steps.
 
     Args:
-        work: `training` (forward, backward, clipping at 0.25, fused Adam, dropout 0.1), `evaluation` (forward pass of a
-            segment with a full memory, up to the log-probabilities), or `command` (`txl train` to the end of one step).
-        segment: tokens of a segment.
-        memory: tokens of the memory; it starts with zeros that are attended to, as Hugging Face's does.
-        steps: steps of one turn.
-        cutoffs: those of the adaptive softmax.
+        work: `training` (forward, backward, clipping at 0.25, fused Adam, dropout 0.1), `evaluation` (forward pass
+            over a segment with a full memory, up to the log-probabilities), or `command` (`txl train` with one step).
+        segment: tokens in a segment.
+        memory: tokens in the memory; it starts with zeros that are attended to, as Hugging Face's does.
+        steps: steps in one turn.
+        cutoffs: the adaptive softmax's.
     """
 
     work: str = "training"
@@ -122,7 +122,7 @@ def ours(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
 
 
 def huggingface(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
-    """Return the same of Hugging Face's class (transformers 4.37.2); it scores one token a segment less.
+    """Return the same for Hugging Face's class (transformers 4.37.2); it scores one token less in each segment.
 
     In bf16 its log-softmax is computed in float32, as autocast does on a GPU: on a CPU its loss refuses bfloat16.
     """
@@ -153,7 +153,7 @@ def huggingface(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]
 
 
 def x_transformers(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
-    """Return the same of x-transformers' decoder with memory; its positions are rotary, and its memory starts empty."""
+    """Return the same for x-transformers' decoder with memory; positions are rotary, and its memory starts empty."""
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(
@@ -188,11 +188,11 @@ def x_transformers(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, A
 
 
 def original(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
-    """Return the same of the paper's code, in a folder on the path; it gives losses, no log-probabilities."""
+    """Return the same for the paper's code, in a folder on the path; it gives losses, no log-probabilities."""
     torch.version.cuda = (
         torch.version.cuda or "0.0"
     )  # it reads the number, also where there is none
-    Tensor.byte = Tensor.bool  # type: ignore[method-assign]  # its masks are of a type that torch no longer takes
+    Tensor.byte = Tensor.bool  # type: ignore[method-assign]  # torch no longer takes its masks' type
     from mem_transformer import MemTransformerLM
 
     model = MemTransformerLM(
@@ -226,7 +226,7 @@ IMPLEMENTATIONS = {
 
 
 def random_segments(case: Case, n: int) -> Tensor:
-    """Draw tokens of n steps; where the softmax is adaptive, P(token) falls as 1 / rank."""
+    """Draw tokens for n steps; where the softmax is adaptive, P(token) falls as 1 / rank."""
     shape = (n, case.batch_size, case.segment + 1)
     if not case.cutoffs:
         return torch.randint(case.vocab_size, shape).to(case.device)
@@ -279,7 +279,7 @@ def turns_of(implementation: str, case: Case) -> Callable[[], float]:
 
 
 def command_turns(case: Case) -> Callable[[], float]:
-    """Return the seconds of `txl train` with one step, in a process of its own; the corpus is cached before.
+    """Return the seconds that `txl train` takes for one step, in a new process; the corpus is cached before.
 
     Corpus and model are named, since the defaults of two versions differ.
     """
@@ -312,7 +312,7 @@ def command_turns(case: Case) -> Callable[[], float]:
 
 
 class Worker:
-    """Process that takes the turns of one implementation; it is idle between them."""
+    """Process that takes one implementation's turns; it is idle between them."""
 
     def __init__(self, name: str, path: Path | None, case: Case) -> None:
         python = sys.executable
@@ -341,7 +341,7 @@ class Worker:
 def measure(
     case: Case, chosen: dict[str, tuple[str, Path | None]], rounds: int
 ) -> dict[str, list[float]]:
-    """Return the seconds of every round for each implementation and precision; a first round is left out."""
+    """Return every round's seconds for each implementation and precision; a first round is left out."""
     workers = {}
     for title, (name, path) in chosen.items():
         workers[f"{title}, float32"] = Worker(name, path, case)
@@ -393,14 +393,14 @@ def ratio_of(theirs: list[float], ours: list[float]) -> str:
 
 
 def work(name: str, case: Case) -> None:
-    """Take a turn for every line of standard input, and print its seconds."""
+    """Take a turn for every line on standard input, and print its seconds."""
     turn = command_turns(case) if case.work == "command" else turns_of(name, case)
     for _ in sys.stdin:
         print(turn(), flush=True)
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Return the options of the command line."""
+    """Return the command line's options."""
     description = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser("make bench", description=description)
     add = parser.add_argument
@@ -431,7 +431,7 @@ def implementations(options: argparse.Namespace, case: Case) -> dict[str, tuple[
 
 
 def main(words: Sequence[str]) -> None:
-    """Measure the chosen cases and print their table; a worker answers every line of its standard input."""
+    """Measure the chosen cases and print their table; a worker answers every line on its standard input."""
     if words[:1] == ["--worker"]:
         sizes = json.loads(words[2])
         sizes["cutoffs"] = tuple(sizes["cutoffs"])

@@ -1,10 +1,10 @@
-"""Compare generation with a GPT-2 of the same size and a cache of keys and values, in alternating turns.
+"""Compare generation with an equally large GPT-2 that caches keys and values, in alternating turns.
 
     python -m benchmarks.generation [--rounds N] [--threads N]        (needs the extra hf)
 
-Both draw 200 tokens for 4 prompts of 64 tokens from all 256 tokens of the vocabulary. GPT-2 is the
-class of transformers with random weights, and its `generate` keeps keys and values. Transformer-XL
-has a memory of 264 tokens, so both attend to the whole text. Ratios are medians over rounds.
+Both draw 200 tokens for 4 prompts with 64 tokens each, from a vocabulary with 256. GPT-2 is the
+class in transformers with random weights, and its `generate` keeps keys and values. Transformer-XL
+has a memory for 264 tokens, so both attend to the whole text. Ratios are medians over rounds.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def gpt2(n_layer: int, d_model: int, n_head: int) -> Callable[[], float]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print a table of both models at every size."""
+    """Print a table with both models at every size."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)

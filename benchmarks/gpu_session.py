@@ -1,20 +1,20 @@
-"""Show what a GPU does with this project, in seven minutes (`benchmarks/gpu.sh`): the most deciding parts first.
+"""Show what a GPU does with this project, in seven minutes (`benchmarks/gpu.sh`): the most important parts first.
 
-    compiled    30 steps of enwik8 base through torch.compile, with the number of graphs and breaks
-    attention   the scores as written, torch's kernel and ours: forward, forward and backward, distance of the
-                gradients from those of float32
-    relative    as `compiled`, with the kernel of `examples/kernels` (`Attention.kernel`)
+    compiled    30 steps at enwik8 base's size through torch.compile, with the number of graphs and breaks
+    attention   the scores as written, torch's kernel and ours: forward, forward and backward, and how far the
+                gradients are from float32's
+    relative    as `compiled`, with the kernel in `examples/kernels` (`Attention.kernel`)
     wt103-relative, wt103-compiled   the base model with its adaptive softmax
-    others      ours, Hugging Face's class and x-transformers in turns at the size of enwik8 base, where `make bench`
+    others      ours, Hugging Face's class and x-transformers in turns at enwik8 base's size, where `make bench`
                 made their environment
-    pairs       with and without recurrence, the laptop's and the night's sizes: tokens/s of `txl train`
+    pairs       with and without recurrence, at laptop's and night's sizes: tokens/s in `txl train`
     resume      a training that is killed and resumed: equal to one that was not?
     tests       the tests that need a GPU
     enwik8, wt103, lstm   uncompiled, with the 15 kernels that take most time
-    training    a training in the time that is left, with its curve
+    training    a training for the time that is left, with its curve
 
 Each part is a process with a limit and a log. `summary.json` has its result as soon as it ends, so that a session that
-is cut short leaves what it has measured. Steps are of random tokens: they need no corpus.
+is cut short leaves what it has measured. Steps read random tokens: they need no corpus.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ TINY = (
     "trainer.num_threads=1",
     "trainer.val_max_segments=5",
 )
-# Of the words of WikiText-103's training text in the clusters of the base model.
+# Share of WikiText-103's training words in each cluster of the base model.
 WT103_SHARES = (0.935, 0.031, 0.032, 0.002)
 ENWIK8 = "experiment=paper/enwik8_base"
 WT103 = "experiment=paper/wt103_base"
 
 
 def timed(work: Callable[[], Any], repeats: int) -> float:
-    """Return the median seconds of a call, after three that are not timed."""
+    """Return a call's median seconds, after three untimed calls."""
     seconds = []
     for _ in range(repeats + 3):
         begun = time.perf_counter()
@@ -75,7 +75,7 @@ def timed(work: Callable[[], Any], repeats: int) -> float:
 
 
 def attention_kernels(device: str, visible: VisibleKeys) -> dict[str, Callable[..., Tensor]]:
-    """Return functions of queries, keys, r, u, v and values: as written, torch's kernel, the kernel in `examples`."""
+    """Return attention functions (queries, keys, r, u, v, values): as written, torch's kernel, `examples`' kernel."""
 
     def as_written(*x: Tensor) -> Tensor:
         scores = attention.scores(*x[:5]) + visible.mask_TK.to(x[0].dtype)
@@ -95,7 +95,7 @@ def attention_kernels(device: str, visible: VisibleKeys) -> dict[str, Callable[.
 
 
 def attention_alone(device: str, tiny: bool) -> dict[str, Any]:
-    """Milliseconds of a layer, and the largest distance of its gradients from those of float32, as a share."""
+    """Milliseconds for a layer, and how far its gradients are from float32's at most, as a share."""
     H, B, T, E = (2, 2, 8, 6) if tiny else (8, 22, 512, 64)
     half = torch.float32 if tiny else torch.bfloat16
     repeats = 2 if tiny else 20
@@ -135,7 +135,7 @@ def attention_alone(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def use_relative_kernel(model: Any) -> None:
-    """Let all attentions of a model compute by the kernel of `examples/kernels`."""
+    """Let all attentions in a model compute by the kernel in `examples/kernels`."""
     from examples.kernels import relative
 
     for module in model.modules():
@@ -144,7 +144,7 @@ def use_relative_kernel(model: Any) -> None:
 
 
 def training_step(device: str, options: list[str], V: int, compiled: bool, relative: bool) -> Any:
-    """Return the number of tokens of a training step on random tokens, and a function that does one."""
+    """Return the number of tokens in a training step on random tokens, and a function that does one."""
     config = compose(*options)
     B = config.data.batch_size
     T = config.data.segment_len
@@ -185,7 +185,7 @@ def steps(
     V: int = 205,
     relative: bool = False,
 ) -> dict[str, Any]:
-    """Tokens/s of 30 training steps on random tokens, peak memory, and the kernels or graphs."""
+    """Tokens/s in 30 training steps on random tokens, peak memory, and the kernels or graphs."""
     words = list(options)
     if tiny:
         cutoffs = [20, 40] if V > 205 else []
@@ -207,7 +207,7 @@ def steps(
 
 
 def slowest_kernels(step: Callable[[], None]) -> dict[str, Any]:
-    """Return calls and milliseconds of the 15 kernels of a step that take most time."""
+    """Return calls and milliseconds for the 15 kernels that take most time in a step."""
     with torch.profiler.profile() as profiler:
         step()
 
@@ -255,7 +255,7 @@ def resume(output: Path, device: str) -> dict[str, Any]:
 
 
 def others(output: Path, device: str, tiny: bool) -> dict[str, Any]:
-    """Return tokens/s of each implementation and precision, in turns; ours alone without `make bench`'s environment."""
+    """Return tokens/s for each implementation and precision, in turns; only ours without `make bench`'s environment."""
     name = "tiny" if tiny else "gpu"
     file = output / "turns.json"
     command = [
@@ -277,7 +277,7 @@ def others(output: Path, device: str, tiny: bool) -> dict[str, Any]:
 
 
 def pairs(output: Path, device: str, tiny: bool) -> dict[str, Any]:
-    """Return tokens/s of trainings with and without recurrence, without validation; the text is that of Python."""
+    """Return tokens/s with and without recurrence, without validation; the text is python-packages."""
     trainer = "gpu" if device == "cuda" else "cpu"
     speeds = {}
     for profile in ("laptop", "night"):
@@ -302,7 +302,7 @@ def pairs(output: Path, device: str, tiny: bool) -> dict[str, Any]:
 
 
 def train_words(device: str, tiny: bool) -> list[str]:
-    """Return the command of a training on text of this installation, or on enwik8 if TXL_DATA has it."""
+    """Return a training command on this installation's text, or on enwik8 if TXL_DATA has it."""
     words = [*TXL, "train"]
     if tiny:
         words += [*TINY, f"trainer={'gpu' if device == 'cuda' else 'cpu'}"]
@@ -314,7 +314,7 @@ def train_words(device: str, tiny: bool) -> list[str]:
 
 
 def part(name: str, output: Path, device: str, tiny: bool) -> dict[str, Any]:
-    """Run a part that is no command of its own, and return what it measured."""
+    """Run a part that is no separate command, and return what it measured."""
     base, _, way = name.partition("-")
     if base in ("compiled", "relative"):
         base, way = "enwik8", base
@@ -350,7 +350,7 @@ PARTS = {  # seconds at most
 
 
 def command_of(name: str, output: Path, dry_run: bool) -> list[str]:
-    """Return the command of a part."""
+    """Return a part's command."""
     python = [sys.executable, "-m"]
     if name == "tests":
         return [*python, "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/devices"]
@@ -410,7 +410,7 @@ def session(output: Path, seconds: float, dry_run: bool) -> list[dict[str, Any]]
 
 
 def ended(process: subprocess.Popen[bytes], limit: float) -> str:
-    """Wait for the end of a part; after the limit ask it to end, and then kill it. Return how it ended."""
+    """Wait until a part ends; after the limit ask it to end, and then kill it. Return how it ended."""
     try:
         return f"exit {process.wait(limit)}"
     except subprocess.TimeoutExpired:

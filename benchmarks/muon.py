@@ -1,10 +1,10 @@
 """Compare the package's Muon with torch's at equal trials: `python -m benchmarks.muon FOLDER`.
 
 `torch.optim.Muon` takes a parameter as one matrix and iterates in bfloat16, one matrix after the
-other. The package's takes queries, keys and values, which one parameter holds, as separate matrices
-and iterates over all matrices of one shape at once. Both train `experiment=laptop_search` with the
-same rates and seeds; AdamW trains everything else. Prints the validation loss and the speed of every
-run, and writes both to FOLDER/muon.json.
+other. The package's splits the parameter that holds queries, keys and values into three matrices
+and iterates over all matrices with equal shape at once. Both train `experiment=laptop_search` with the
+same rates and seeds; AdamW trains everything else. Prints every run's validation loss and
+speed, and writes both to FOLDER/muon.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEEDS = [1, 2]
 
 
 class TorchMuonWithAdam(torch.optim.Optimizer):
-    """`torch.optim.Muon` for the matrices of the layers, AdamW for the rest."""
+    """`torch.optim.Muon` for the layers' matrices, AdamW for the rest."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, fused: bool = False) -> None:
         matrices = [parameter for parameter, _ in optimizers.matrices_of_layers(model)]

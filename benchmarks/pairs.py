@@ -1,9 +1,9 @@
-"""Compare the speed of two checkouts in alternating pairs, by CPU time of one thread.
+"""Compare two checkouts' speed in alternating pairs, by CPU time with one thread.
 
     python -m benchmarks.pairs OTHER_CHECKOUT [--cases small words …] [--pairs 200] [--bf16]
 
-Each checkout has a worker process that keeps its model. A pair is a turn of both, in alternating order.
-The result is the median of the ratios of the pairs (other / this: above 1 this checkout is faster), with
+Each checkout has a worker process that keeps its model. A pair is a turn by each, in alternating order.
+The result is the median of the pairs' ratios (other / this: above 1 this checkout is faster), with
 its 95 % interval. CPU time makes it usable beside other work; run it again on a quiet machine before
 a number is quoted.
 """
@@ -37,7 +37,7 @@ NAMES = (
 
 
 def turn_of(name: str, bf16: bool) -> Callable[[], Any]:
-    """Return a function that does one turn of a case; bf16: of a training step under autocast, as bf16-mixed has it."""
+    """Return a function that does one turn; with bf16 a training step runs under autocast, as in bf16-mixed."""
     import torch
 
     from benchmarks.bench import CASES, LONG, Case, ours
@@ -100,7 +100,7 @@ def generation_turn() -> Callable[[], Any]:
 
 
 def work(name: str, bf16: bool) -> None:
-    """Do a turn for every line of the input and print its CPU seconds."""
+    """Do a turn for every input line and print its CPU seconds."""
     turn = turn_of(name, bf16)
     turn()
     for _ in sys.stdin:
@@ -110,7 +110,7 @@ def work(name: str, bf16: bool) -> None:
 
 
 class Worker:
-    """Process that does turns of one case in one checkout."""
+    """Process that does one case's turns in one checkout."""
 
     def __init__(self, checkout: Path, name: str, bf16: bool) -> None:
         arguments = ["pairs", "--worker", name]
@@ -142,7 +142,7 @@ class Worker:
 
 
 def compare(other: Path, name: str, n_pairs: int, bf16: bool) -> dict[str, float]:
-    """Return the median seconds of both checkouts, and of the pairs' ratios with its interval."""
+    """Return both checkouts' median seconds, and the median of the pairs' ratios with its interval."""
     this_worker = Worker(ROOT, name, bf16)
     other_worker = Worker(other, name, bf16)
     order = [this_worker, other_worker]
@@ -158,7 +158,7 @@ def compare(other: Path, name: str, n_pairs: int, bf16: bool) -> dict[str, float
     for worker in order:
         worker.close()
     ratios.sort()
-    spread = round(0.98 * n_pairs**0.5)  # ranks of a median's 95 % interval around the middle one
+    spread = round(0.98 * n_pairs**0.5)  # ranks in a median's 95 % interval
     middle = n_pairs // 2
     return {
         "this_s": median(ours),
@@ -170,7 +170,7 @@ def compare(other: Path, name: str, n_pairs: int, bf16: bool) -> dict[str, float
 
 
 def main() -> None:
-    """Print a line of JSON for every case."""
+    """Print a JSON line for every case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("other", type=lambda path: Path(path).resolve(), nargs="?", help="checkout to compare with")

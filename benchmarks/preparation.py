@@ -1,10 +1,10 @@
-"""Cost of preparing a text: CPU seconds and memory of whole processes, in turns.
+"""Measure what preparing a text costs: whole processes' CPU seconds and memory, in turns.
 
     python -m benchmarks.preparation --text FILE [--rounds 5] [--only CASES] [--against CHECKOUT] [--original FOLDER]
 
 Cases: plain text at level char, the same text as JSON lines (cold, and again from the cache), words, documents marked
-at level byte; with three kinds of tokenizers of 8,192 tokens the text, short and long records of it; a million records,
-one line of DNA on which subwords are trained, one document of 100 MB (if FILE has 10 MB); `tokenizers` alone and
+at level byte; with three kinds of tokenizers (8,192 tokens) the text, its short and long records; a million records,
+one line of DNA on which subwords are trained, one document with 100 MB (if FILE has 10 MB); `tokenizers` alone and
 `datasets.map` with the same merges, and the paper's `data_utils.py` with words. FILE is UTF-8 text. The imports that a
 case needs count too; the row `imports` has their cost.
 """
@@ -77,13 +77,13 @@ with open(r"{text}", encoding="utf-8", newline="") as file:
     made.train_from_iterator(file.read(1_000_000).splitlines(keepends=True), trainer)
 made.save(r"{unigram}")
 """
-SHORT, LONG = 62, 100_000  # characters of a record
+SHORT, LONG = 62, 100_000  # characters in a record
 MILLION = 98
 LETTERS_OF_DNA = 4_600_000
 
 
 def write_texts(text: Path, folder: Path) -> dict[str, Path]:
-    """Write the text as JSON lines of several lengths, one line of DNA, a million records, and the text ten times."""
+    """Write the text as JSON lines in several lengths, one line of DNA, a million records, and the text ten times."""
     content = text.read_text(encoding="utf-8")
     paths = {"text": text}
     for name, length in (("short records", SHORT), ("long records", LONG)):
@@ -114,7 +114,7 @@ def write_texts(text: Path, folder: Path) -> dict[str, Path]:
 
 
 def write_tokenizers(text: Path, folder: Path) -> dict[str, Path]:
-    """Write three tokenizers of 8,192 tokens: like GPT-2's, with an expression like cl100k's, and Unigram."""
+    """Write three tokenizers with 8,192 tokens: like GPT-2's, with an expression like cl100k's, and Unigram."""
     paths = {"BPE": folder / "tokenizer.json"}
     paths["expression"] = folder / "expression.json"
     paths["unigram"] = folder / "unigram.json"
@@ -128,12 +128,12 @@ def write_tokenizers(text: Path, folder: Path) -> dict[str, Path]:
 
 
 def cases(text: Path, folder: Path, original: str | None) -> dict[str, str]:
-    """Return the code of every case by name; writes the texts and tokenizers that it needs.
+    """Return every case's code by name; writes the texts and tokenizers that it needs.
 
     Args:
         text: UTF-8 text.
         folder: folder for these files, and for what the cases write.
-        original: folder of the paper's PyTorch code; None leaves its case out.
+        original: folder with the paper's PyTorch code; None leaves its case out.
     """
     paths = write_texts(text, folder)
     tokenizers = write_tokenizers(text, folder)
@@ -166,7 +166,7 @@ def cases(text: Path, folder: Path, original: str | None) -> dict[str, str]:
 
 
 def measured(code: str, checkout: Path) -> tuple[float, float]:
-    """Return CPU seconds and the most memory in MB of a process that runs the code in a checkout."""
+    """Return CPU seconds and peak MB for a process that runs the code in a checkout."""
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=checkout, stderr=subprocess.DEVNULL
     )
@@ -177,7 +177,7 @@ def measured(code: str, checkout: Path) -> tuple[float, float]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print a table of medians; every round runs all cases once."""
+    """Print a table with medians; every round runs all cases once."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,11 @@
-"""Measure `txl recl`'s windows beside a plain way to read them, in alternating turns, each in a process.
+"""Compare `txl recl`'s windows with a plain way to read them, in alternating turns, each in a process.
 
     python -m benchmarks.recl --n-layer 12 --d-model 768 --vocab-size 50257 --positions 200 --longest 1023
 
-    ours        windows that serve all contexts and positions with one begin, logits at the scored places alone
-    loop        a window of exactly c tokens for every position and context, logits of its last token
+    ours        windows that serve all contexts and positions with one start, logits at the scored places alone
+    loop        a window with exactly c tokens for every position and context, logits for its last token
 
-The model is a GPT-2 of transformers (extra hf) with random weights. Losses are compared.
+The model is transformers' GPT-2 (extra hf) with random weights. Losses are compared.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def random_gpt2(options: argparse.Namespace) -> Any:
 
 
 def loop(model: Any, tokens: np.ndarray, contexts: list[int], positions: np.ndarray) -> np.ndarray:
-    """Return l(c, t), [C, P], each from a window of its own."""
+    """Return l(c, t), [C, P], each from a separate window."""
     losses_CP = np.zeros((len(contexts), len(positions)))
     for p, t in enumerate(positions):
         for c, context in enumerate(contexts):
@@ -73,7 +73,7 @@ def loop(model: Any, tokens: np.ndarray, contexts: list[int], positions: np.ndar
 
 @torch.no_grad()
 def measured(way: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return seconds and CPU seconds for all positions, the peak of memory in MB, and the first losses."""
+    """Return seconds and CPU seconds for all positions, peak memory in MB, and the first losses."""
     torch.set_num_threads(options.threads)
     model = random_gpt2(options)
     tokens = np.random.default_rng(0).integers(options.vocab_size, size=100 * options.longest)

@@ -1,4 +1,4 @@
-"""Tables and figures of the paper, and the command that reproduces them."""
+"""The paper's tables and figures, and the command that reproduces them."""
 
 import signal
 import sys

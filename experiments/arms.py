@@ -1,4 +1,4 @@
-"""Arms of the ablation, and the training runs that several tables share."""
+"""Arms (settings) compared in the ablation, and the training runs that several tables share."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ CORPUS_OPTIONS = (
 
 @dataclass(frozen=True)
 class Arm:
-    """One setting of the ablation.
+    """One setting in the ablation.
 
     Args:
         recurrence: train with memory.
         encoding: position encoding, under this project's names.
-        loss: over all positions of a segment (full), its last half (half) or half of them drawn at random
+        loss: over all positions of a segment (full), its last half (half) or a random half
             (random_half), which is evaluated as the full loss is.
-        longer: the longer segments of Table 10, with as many tokens of training as the other arms.
+        longer: Table 10's longer segments, with as many training tokens as the other arms.
         baseline: lstm or qrnn instead of a Transformer.
         optimizer: train with this one, where the profile has another: adam or muon.
-        corpus: overrides that choose the shuffled lines of Table 7; without any the user's corpus.
+        corpus: overrides that choose Table 7's shuffled lines; without any the user's corpus.
     """
 
     recurrence: bool = True
@@ -84,7 +84,7 @@ class Arm:
 
     @property
     def key(self) -> str:
-        """Key of its rows in tables and beginning of the names of its runs."""
+        """Key in tables, and beginning of run names."""
         words = self._words(self.encoding)
         if self.corpus:
             words.insert(0, SHUFFLED)
@@ -107,7 +107,7 @@ class Arm:
 
     @property
     def family(self) -> str:
-        """Name of its recipe in `Profile.recipes`; `recurrence` has the profile's own."""
+        """Name in `Profile.recipes`; `recurrence` uses the profile's recipe."""
         if self.baseline or self.optimizer:
             return self.baseline or self.optimizer or ""
         if self.encoding != "relative":
@@ -115,7 +115,7 @@ class Arm:
         return "recurrence" if self.recurrence else "no_recurrence"
 
     def overrides(self, profile: Profile, config: Config) -> list[str]:
-        """Return the overrides of the arm, to append to the profile's and the user's, which compose `config`."""
+        """Return the arm's overrides, to append to the profile's and the user's, from which `config` is composed."""
         recipe = profile.recipes.get(self.family, ())
         if self.baseline:
             return [f"model={self.baseline}", *recipe]
@@ -148,7 +148,7 @@ OFF = Arm(recurrence=False)
 
 
 def check_overrides(overrides: Iterable[str]) -> None:
-    """Refuse overrides of options that the arms and the runner set.
+    """Refuse to override options that the arms and the runner set.
 
     Raises:
         OptionError: naming the option.
@@ -161,7 +161,7 @@ def check_overrides(overrides: Iterable[str]) -> None:
 
 
 def trainings(arm: Arm, setup: Setup) -> list[Job]:
-    """Return the training runs of an arm, one for each of its seeds in the profile."""
+    """Return an arm's training runs, one for each seed that the profile gives it."""
     profile = setup.profile
     accepted = [word for word in setup.overrides if arm.accepts(word)]
     common = [
@@ -187,9 +187,9 @@ def trainings(arm: Arm, setup: Setup) -> list[Job]:
 
 
 def in_precision_of_training(words: Iterable[str], setup: Setup) -> list[str]:
-    """Return the overrides of a measurement with `precision=auto` replaced by the precision of the trainings.
+    """Return a measurement's overrides with `precision=auto` replaced by the precision used in training.
 
-    The precision is then part of the job's key, and the user's `trainer.precision` applies to the measurements too.
+    The precision is then in the job's key, and the user's `trainer.precision` applies to the measurements too.
     """
     precision = "32-true"
     if setup.config.trainer.precision == "bf16-mixed":

@@ -1,8 +1,8 @@
 """The paper's claims in words, and the one rule that marks them.
 
 A claim is a difference with a 95 % interval, positive if the claim is right, beside the paper's effect in percent. It
-is marked by where the interval lies: ✓ above zero, ✗ below, ≈ includes it; – where this run cannot tell. A claim of
-several differences has a mark for each of them.
+is marked by where the interval lies: ✓ above zero, ✗ below, ≈ includes it; – where this run cannot tell. A claim with
+several differences has a mark for each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNITS: str = TEXTS["units"]
 
 
 def mark(row: Difference) -> str:
-    """Return the mark of one difference; an interval without a lower or an upper end is open there."""
+    """Return the mark for a difference; an interval without a lower or an upper end is open there."""
     if row.effect is None or row.untested:
         return "–"
     if row.low is None and row.high is None:

@@ -1,4 +1,4 @@
-"""Numbers of the paper (Dai et al. 2019); none of them was measured by this project."""
+"""The paper's numbers (Dai et al. 2019); this project measured none of them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TABLE_2: dict[str, tuple[int | None, float]] = {
 
 @dataclass(frozen=True)
 class Table6Row:
-    """One row of Table 6 or 10: WikiText-103, 128M parameters, perplexity.
+    """A row in Table 6 or 10: WikiText-103, 128M parameters, perplexity.
 
     Args:
         recurrence: with memory.
         encoding: position encoding, under this project's names.
-        loss: over all positions of a segment or its last half.
+        loss: over all positions or a segment's last half.
         ppl_init: evaluated with the training lengths.
         ppl_best: evaluated with the best attention length.
         attention_length: shortest that reaches `ppl_best`, in tokens.

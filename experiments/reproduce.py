@@ -57,8 +57,8 @@ def main(words: list[str] | None = None, started: float | None = None) -> int:
     """Run the command line and return its exit status: 2 with one message on bad input or a failed job.
 
     Args:
-        words: the command line; None for the one of this process.
-        started: value of `time.monotonic()` when the command began; None for now.
+        words: the command line; None for `sys.argv`.
+        started: `time.monotonic()` when the command began; None for now.
     """
     if started is None:
         started = time.monotonic()
@@ -156,7 +156,7 @@ def prepare(setup: Setup) -> Plan:
 
 
 def plan_jobs(setup: Setup) -> list[Job]:
-    """Return the jobs of the chosen sections in the order in which they run, each once."""
+    """Return the jobs that the chosen sections need in the order in which they run, each once."""
     jobs = {}
     for section in setup.sections:
         for job in SECTIONS[section].jobs(setup):
@@ -208,7 +208,7 @@ def run(plan: Plan, started: float) -> None:
 
 
 def report(plan: Plan, effort: Effort) -> None:
-    """Write the report of the jobs that are finished."""
+    """Write the report with all finished jobs."""
     setup = plan.setup
     finished = frozenset(plan.finished())
     outcomes = Outcomes(

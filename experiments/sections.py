@@ -1,4 +1,4 @@
-"""Sections of the report: tables, figures and differences, and the text of their numbers."""
+"""Sections of the report: tables, figures and differences, and how their numbers are printed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DIGITS = {"bpc": 3, "ppl": 2, "bpb": 3}
 
 @dataclass(frozen=True)
 class Number:
-    """Cell of one number.
+    """Cell with one number.
 
     Args:
         value: in the column's unit.
         digits: decimals shown.
-        standard_error: of a mean over seeds or heads.
-        by_seed: values that `value` is the mean of, by seed.
+        standard_error: for a mean over seeds or heads.
+        by_seed: values whose mean is `value`, by seed.
         at_least: the value is a lower bound.
     """
 
@@ -38,7 +38,7 @@ Cell: TypeAlias = Number | str | None
 
 
 def cell(value: float | None, digits: int) -> Cell:
-    """Return a cell of one number, or an empty one for None."""
+    """Return a cell with one number, or an empty one for None."""
     if value is None:
         return None
     return Number(value, digits)
@@ -56,13 +56,13 @@ def over_seeds(by_seed: Mapping[int, float], digits: int) -> Number:
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table.
+    """Column in a table.
 
     Args:
-        of: words that name the row, numbers of the paper, or our measurements.
-        key: of its cells in a row.
+        of: words that name the row, the paper's numbers, or our measurements.
+        key: finds its cell in a row.
         title: without unit.
-        unit: of its numbers, or None.
+        unit: the numbers' unit, or None.
     """
 
     of: Literal["label", "paper", "ours"]
@@ -73,13 +73,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Table of the report.
+    """Table in the report.
 
     Args:
         id: unique in the report.
         caption: above the table.
         columns: labels first, then the paper's, then ours.
-        rows: by key (of an arm, for most tables), from top to bottom; a row has cells by the keys of their columns.
+        rows: by key (an arm's, in most tables), from top to bottom; a row has cells by their columns' keys.
         notes: below the table.
     """
 
@@ -97,16 +97,16 @@ class Difference:
     Args:
         key: begins with the claim's id and a slash.
         title: names both sides.
-        unit: of the effect; None for a plain number.
+        unit: the effect's unit; None for a plain number.
         effect: None while a side has no result.
-        low: end of the 95 % interval; None where it is open. Without both ends chance cannot be told.
+        low: end of its 95 % interval; None where it is open. Without both ends chance cannot be told.
         high: the other end.
-        percent: the effect in percent of one side: for losses of the one that should be worse.
-        percent_low: end of the interval in percent.
+        percent: the effect in percent; for losses, percent of the loss that should be worse.
+        percent_low: end of its interval in percent.
         percent_high: the other end.
         paper: the paper's effect in percent; None where it has none.
         untested: why the difference says nothing about its claim, in a sentence; empty where it does.
-        tokens: tokens of training at each validation that both sides have.
+        tokens: training tokens at each validation that both sides have.
         course: by seed, the effect in percent at these validations, at training's lengths; None without.
     """
 
@@ -127,7 +127,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Figure:
-    """Figure of the report: the path of a PNG, relative to the report's folder, and its caption."""
+    """Figure in the report: the path to a PNG, relative to the report's folder, and its caption."""
 
     png: str
     caption: str
@@ -137,9 +137,9 @@ def copied_figures(outcomes: Outcomes, job: Job, captions: Mapping[str, str]) ->
     """Copy figures that a finished job drew into the report's folder.
 
     Args:
-        outcomes: folders of the runs and of the report's figures.
-        job: it drew them.
-        captions: caption of each figure, by the name of its file.
+        outcomes: names the folders.
+        job: the job that drew them.
+        captions: each figure's caption, by file name.
     """
     figures: list[Figure] = []
     if not outcomes.has(job):
@@ -156,12 +156,12 @@ def copied_figures(outcomes: Outcomes, job: Job, captions: Mapping[str, str]) ->
 
 @dataclass(frozen=True)
 class Section:
-    """Section of the report: one table or figure of the paper, and ours beside it.
+    """Section of the report: a table or figure from the paper, and ours beside it.
 
     Args:
         id: unique in the report.
         title: heading; the part before a colon is its short form.
-        here: the runs of this report, in words.
+        here: this report's runs, in words.
         tables: in order.
         figures: in order, below the tables.
         differences: for the claims.
@@ -176,7 +176,7 @@ class Section:
 
 
 def unit_words(unit: str) -> str:
-    """Return the name of a unit for readers; `bpc` is the unit of characters."""
+    """Return a unit's name for readers; `bpc` is used for characters."""
     names = {"ppl": "perplexity", "bpc": "bits a character", "bpb": "bits a byte"}
     return names.get(unit, unit)
 
@@ -209,9 +209,9 @@ def interval(low: float | None, high: float | None, digits: int) -> str:
 
 
 def cell_text(content: Any) -> str:
-    """Return a cell of `results.json` as text with ± and ≥, without its unit.
+    """Return a cell in `results.json` as text with ± and ≥, without its unit.
 
-    A mean over seeds without a standard error is shown by the range of its values: `128 to 256`.
+    A mean over seeds without a standard error is shown as a range: `128 to 256`.
     """
     if not isinstance(content, Mapping):
         return content or ""
@@ -229,7 +229,7 @@ def cell_text(content: Any) -> str:
 
 
 def span(texts: Sequence[str]) -> str:
-    """Return the first and the last of some texts, `a to b`; one text if both are the same."""
+    """Return the first and the last text, `a to b`; one text if both are the same."""
     if texts[0] == texts[-1]:
         return texts[0]
     return f"{texts[0]} to {texts[-1]}"

@@ -34,7 +34,7 @@ BY_ARM: dict[str, Any] = {
     "groupby_rangefunc": "stderr",
 }
 UNITS = {"bpc": "bits per character", "bpb": "bits per byte", "ppl": "perplexity"}
-FRACTIONS = ("0.1", "0.5", "1.0")  # r of hardest positions
+FRACTIONS = ("0.1", "0.5", "1.0")  # r: share of hardest positions
 PINNED = (
     *(
         "config:arm.value",
@@ -75,7 +75,7 @@ def workspace(entity: str, project: str) -> ws.Workspace:
 
 
 def _fix_ids(built: ws.Workspace) -> None:
-    """Replace the random ids that W&B draws (`_internal_runset_id`, `_id`) by ids of the content."""
+    """Replace the random ids that W&B draws (`_internal_runset_id`, `_id`) by ids derived from the content."""
     built._internal_runset_id = RUNSET_ID
     for section in built.sections:
         panels: list[Any] = section.panels
@@ -84,7 +84,7 @@ def _fix_ids(built: ws.Workspace) -> None:
 
 
 def section(name: str, panels: list[Any], columns: int = 3) -> ws.Section:
-    """Build an open section with tokens on the x axis of its curves."""
+    """Build an open section; its curves have tokens on the x axis."""
     rows = max(1, -(-len(panels) // columns))
     layout = ws.SectionLayoutSettings(columns=columns, rows=rows)
     settings = ws.SectionPanelSettings(x_axis="tokens")
@@ -94,14 +94,14 @@ def section(name: str, panels: list[Any], columns: int = 3) -> ws.Section:
 
 
 def curve(metric: str, title: str, unit: str, **options: Any) -> Any:
-    """Build a plot of a metric over tokens: one line for each arm, mean and standard error of its runs."""
+    """Build a plot with a metric over tokens: one line for each arm, mean and standard error over its runs."""
     return wr.LinePlot(
         title=title, x="tokens", y=[metric], title_x="tokens", title_y=unit, **{**BY_ARM, **options}
     )
 
 
 def ablation() -> ws.Section:
-    """Build the section of Table 6: test loss by arm, attention lengths, and the options that differ between runs."""
+    """Build the section on Table 6: test loss by arm, attention lengths, and the options that differ between runs."""
     bars = [
         wr.BarPlot(
             title=f"Test {name}, best weights",
@@ -118,7 +118,7 @@ def ablation() -> ws.Section:
 
 
 def learning_curves() -> ws.Section:
-    """Build the section of losses by arm, with the metrics in which an unstable run shows first."""
+    """Build the section with losses by arm, and the metrics in which an unstable run shows first."""
     losses = [
         curve(f"{split}/{unit}", f"{title} loss", name)
         for split, title in (("val", "Validation"), ("train", "Training"))
@@ -133,7 +133,7 @@ def learning_curves() -> ws.Section:
 
 
 def recl_and_context() -> ws.Section:
-    """Build the section of Table 8, Figures 3 and 4, and RECL during training."""
+    """Build the section on Table 8, Figures 3 and 4, and RECL during training."""
     gains = [f"recl/gains_r{r}" for r in FRACTIONS]
     figures = wr.MediaBrowser(
         title="Loss by context and gains", media_keys=["recl/contexts", *gains]
@@ -146,7 +146,7 @@ def recl_and_context() -> ws.Section:
 
 
 def speed() -> ws.Section:
-    """Build the section of training speed by arm and Table 9."""
+    """Build the section on training speed by arm and Table 9."""
     trained = curve("train/tokens_per_second", "Training", "tokens/s")
     return section(
         "Speed",
@@ -155,7 +155,7 @@ def speed() -> ws.Section:
 
 
 def attention() -> ws.Section:
-    """Build the section of Figures 5 to 7."""
+    """Build the section on Figures 5 to 7."""
     figures = {
         "by_distance": "Figure 5: by distance",
         "text": "Figure 6: on a text",
@@ -169,7 +169,7 @@ def attention() -> ws.Section:
 
 
 def sweep_results() -> ws.Section:
-    """Build the section of this folder's sweeps: validation loss (nats per token) by option."""
+    """Build the section on this folder's sweeps: validation loss (nats per token) by option."""
     options = ("optimizer.lr", "memory.mem_len", "data.segment_len")
     columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(name)) for name in options]
     columns.append(wr.ParallelCoordinatesPlotColumn(metric="final/val/nll", inverted=True))
@@ -179,7 +179,7 @@ def sweep_results() -> ws.Section:
 
 
 def as_json(entity: str, project: str) -> str:
-    """Return the workspace in W&B's own JSON format, with its entity and project."""
+    """Return the workspace in W&B's JSON format, with its entity and project."""
     view = workspace(entity, project)._to_model()  # there is no public way without an account
     spec = view.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     document = {
@@ -193,7 +193,7 @@ def as_json(entity: str, project: str) -> str:
 
 
 def push(entity: str, project: str) -> str:
-    """Save the workspace as a new view of the project and return its address.
+    """Save the workspace as a new view in the project and return its address.
 
     Raises:
         UserError: there is no API key, or W&B refuses the request.
@@ -201,7 +201,7 @@ def push(entity: str, project: str) -> str:
     try:
         if wandb.login(prompt=False):
             return str(workspace(entity or wandb.Api().default_entity or "", project).save().url)
-    except Exception as error:  # errors of W&B, requests and GraphQL share no base class
+    except Exception as error:  # W&B's, requests' and GraphQL's errors share no base class
         lines: Iterable[str] = str(error).strip().splitlines()
         raise UserError(
             f"--push: Weights & Biases says: {next(iter(lines), type(error).__name__)}"

@@ -23,7 +23,7 @@ PRESENTATION = (
 
 
 class _ModulesOfPackage(ModuleFinder):
-    """Find the imported modules of one package: other folders there may have the names of libraries."""
+    """Find imported modules in one package: other folders there may be named like libraries."""
 
     def __init__(self, package: str) -> None:
         super().__init__([str(SOURCES)])
@@ -37,10 +37,10 @@ class _ModulesOfPackage(ModuleFinder):
 
 @cache
 def code_of(module: str) -> str:
-    """Return the SHA-256 of the code that a module runs, without comments, layout and docstrings.
+    """Return a SHA-256 over the code that a module runs, without comments, layout and docstrings.
 
-    It is the code of all modules of the same top-level package that the module imports, directly or not, also inside
-    functions. Files of `PRESENTATION` are left out.
+    That is every module in the same top-level package that it imports, directly or not, also inside functions.
+    Files in `PRESENTATION` are left out.
 
     Args:
         module: dotted name, such as `txl_lightning.training.run`.
@@ -58,7 +58,7 @@ def code_of(module: str) -> str:
 
 
 def statements(source: str) -> str:
-    """Return the syntax tree of a source as text, without comments, layout and docstrings."""
+    """Return a source's syntax tree as text, without comments, layout and docstrings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):

@@ -1,4 +1,4 @@
-"""Jobs: calls of `txl`, each identified by everything that its numbers depend on; their result files."""
+"""Jobs (`txl` commands, identified by everything that their numbers depend on) and their result files."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from txl_lightning.job_folder import checksum, identity
 from txl_lightning.jobs import quoted
 from txl_lightning.reporting import gpus, processor
 
-RUNS = "@runs"  # stands for the folder of all runs, which may be moved
+RUNS = "@runs"  # stands for the folder that holds all runs: it may be moved
 PATH_IN_RUNS = re.compile(rf"{RUNS}([^,\]]*)")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One call of `txl`.
+    """One `txl` command.
 
     Args:
         name: unique name; also its folder in `runs/`.
-        command: command of `txl`, such as train.
-        overrides: arguments of the command; `@runs` stands for the folder of all runs.
-        arm: the arm of the comparison, in words.
-        seed: seed of a training; None for measurements.
-        needs: names of the jobs whose files it reads.
+        command: such as train.
+        overrides: arguments of the command; `@runs` stands for the folder with all runs.
+        arm: the arm, in words.
+        seed: a training's seed; None for measurements.
+        needs: names of jobs whose files it reads.
         alone: measures time, so no other job may run meanwhile.
     """
 
@@ -50,11 +50,11 @@ class Job:
 
     @property
     def checkpoint(self) -> str:
-        """Path of a training's best weights, for the overrides of another job."""
+        """Path to a training's best weights, for another job's overrides."""
         return f"{RUNS}/{self.name}/checkpoints/best.ckpt"
 
     def overrides_in(self, runs: Path) -> tuple[str, ...]:
-        """Return the overrides with the folder of all runs in place of `@runs`."""
+        """Return the overrides with `@runs` replaced by its folder."""
 
         def quoted_path(match: re.Match[str]) -> str:
             path = (runs / match[1].lstrip("/")).resolve()
@@ -64,7 +64,7 @@ class Job:
 
 
 def composed(overrides: tuple[str, ...]) -> Config:
-    """Return the configuration of a training; it is cached, so callers must not change it.
+    """Return a training's configuration; it is cached, so callers must not change it.
 
     Raises:
         Hydra's and OmegaConf's errors: an override is not allowed.
@@ -78,7 +78,7 @@ def composed(overrides: tuple[str, ...]) -> Config:
 @cache
 def _typed(overrides: tuple[str, ...], seed: int | None = None) -> Config:
     config = composed_options(overrides)
-    if seed is not None:  # composing takes most of the time of a plan
+    if seed is not None:  # a plan spends most time on composing
         config = config.copy()
         config.seed = seed
     return typed(config)
@@ -86,17 +86,17 @@ def _typed(overrides: tuple[str, ...], seed: int | None = None) -> Config:
 
 @cache
 def composed_options(overrides: tuple[str, ...]) -> DictConfig:
-    """Return the options of a training as Hydra composes them."""
+    """Return a training's options as Hydra composes them."""
     register()
     return composition(COMMANDS["train"].config_name, overrides)
 
 
 def identities(jobs: Sequence[Job], corpora: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return what the numbers of each job depend on: code, options, corpus, the jobs that it needs.
+    """Return for each job all that its numbers depend on: code, options, corpus, the jobs that it needs.
 
     Args:
         jobs: each after the jobs it needs.
-        corpora: checksum of the corpus of each training, by job name.
+        corpora: checksum of each training's corpus, by job name.
 
     Returns:
         by job name.
@@ -122,13 +122,13 @@ def identities(jobs: Sequence[Job], corpora: Mapping[str, str]) -> dict[str, dic
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Result files of finished jobs.
+    """Finished jobs' result files.
 
     Args:
-        runs: folder of all runs.
-        figures: folder of the report's figures.
-        jobs: all jobs of the reproduction; the spread between seeds is pooled over them.
-        finished: names of the jobs that are finished.
+        runs: folder with all runs.
+        figures: folder with the report's figures.
+        jobs: all jobs in the reproduction; the spread between seeds is pooled over them.
+        finished: names of finished jobs.
     """
 
     runs: Path
@@ -138,7 +138,7 @@ class Outcomes:
 
     @property
     def unit(self) -> str:
-        """Unit of the trainings' losses: ppl, bpc or bpb."""
+        """Unit in which losses are reported: ppl, bpc or bpb."""
         training = next(job for job in self.jobs if job.command == "train")
         return loss_unit(composed(training.overrides).data.level)
 
@@ -147,7 +147,7 @@ class Outcomes:
         return job.name in self.finished
 
     def result(self, job: Job, file: str) -> dict[str, Any]:
-        """Read a JSON file of a finished job."""
+        """Read a finished job's JSON file."""
         text = (self.runs / job.name / file).read_text()
         content: dict[str, Any] = json.loads(text)
         return content

@@ -1,4 +1,4 @@
-"""Plan of a reproduction: its jobs, which of them are finished, and how the others run.
+"""Plan a reproduction: its jobs, the finished ones, and how the others run.
 
 `job.json` in a job's folder records the identity it ran with, its seconds, and whether it succeeded.
 """
@@ -27,12 +27,12 @@ RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json"}  # else COMMA
 
 @dataclass
 class Plan:
-    """Jobs of a reproduction.
+    """Jobs to be run for a reproduction.
 
     Args:
         setup: settings.
-        jobs: all of them, each after the jobs it needs.
-        identities: everything that the numbers of a job depend on, by job name.
+        jobs: each after the jobs it needs.
+        identities: everything that a job's numbers depend on, by job name.
         parallel: jobs that run at once.
     """
 
@@ -42,7 +42,7 @@ class Plan:
     parallel: int
 
     def finished(self) -> set[str]:
-        """Return the names of the jobs that need not run again: they succeeded as the same job."""
+        """Return the names of jobs that need not run again: they succeeded as the same job."""
         names = set()
         for job in self.jobs:
             folder = self.folder(job)
@@ -107,7 +107,7 @@ class Plan:
 
     def _start(self, job: Job) -> Process:
         folder = self.folder(job)
-        with locked(folder.path, wait=True):  # a job of a killed call ends in moments
+        with locked(folder.path, wait=True):  # after a kill, an orphaned job ends in moments
             if not self._is_same(job) or folder.record.get("done"):
                 folder.clear()
             self._write_record(job, 0.0, done=False)
@@ -133,7 +133,7 @@ class Plan:
         return words
 
     def _end(self, job: Job, process: Process) -> str | None:
-        """Record the end of a job, and return its error."""
+        """Record that a job ended, and return its error."""
         status = process.status or 0
         self._write_record(job, process.seconds, done=status == 0)
         if status == 0:
@@ -181,7 +181,7 @@ def tokens_read(job: Job) -> int:
 
 
 def estimated_seconds(job: Job, profile: Profile) -> float:
-    """Return the estimated seconds of one job; a training is taken for one of the profile's own model."""
+    """Return the estimated seconds for a job; a training is assumed to train the profile's model."""
     seconds = profile.seconds[job.command]
     if job.command == "train":
         seconds += tokens_read(job) / profile.tokens_per_second

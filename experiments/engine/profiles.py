@@ -1,4 +1,4 @@
-"""Profiles of the reproduction (`profiles.yaml`) and the settings of one reproduction."""
+"""Profiles for the reproduction (`profiles.yaml`), and one reproduction's settings."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from txl_lightning.config.schemas import Config
 
 @dataclass(frozen=True)
 class Profile:
-    """Seeds, grids, measurements and estimates of a reproduction, beside the sizes of `conf/profile/NAME.yaml`.
+    """Seeds, grids, measurements and estimates for a reproduction; `conf/profile/NAME.yaml` has its sizes.
 
     Args:
-        name: name of the file in `conf/profile`.
-        title: title of the report.
+        name: file name in `conf/profile`.
+        title: the report's title.
         differences: what else differs from the paper, in words, for the report.
-        note: first sentence of the report: how far its numbers can be trusted.
+        note: the report's first sentence: how far its numbers can be trusted.
         needs: hardware, time and data in words, for `--plan`.
-        seeds: seeds of an arm.
-        attention_lengths: grid of Table 6's evaluation, in tokens.
-        evaluate, recl, speed, attention: overrides of these commands.
-        tokens_per_second: estimated speed of one training.
-        seconds: estimated seconds of one job by command; for `train` the time outside its steps.
-        seeds_of: seeds of single arms by `Arm.key`, in place of `seeds`; without a seed the arm is left out.
-        recipes: overrides of the trainings of a family of arms (`Arm.family`), such as a learning rate. Those of lstm
-            and qrnn have the sizes that give as many parameters as the Transformer-XL of Table 8's group 1.
-        longer_segment: segments of Table 10 without recurrence, in tokens: the paper's, or the longest multiple of 8
-            for which autograd saves no more for the backward pass of one segment than with recurrence.
-        train: overrides of every training.
+        seeds: seeds for every arm.
+        attention_lengths: grid for Table 6's evaluation, in tokens.
+        evaluate, recl, speed, attention: overrides for these commands.
+        tokens_per_second: estimated speed when one training runs.
+        seconds: estimated seconds per job, by command; for `train` the time outside its steps.
+        seeds_of: other seeds for single arms, by `Arm.key`; an arm with an empty list is left out.
+        recipes: training overrides for a family (`Arm.family`), such as a learning rate. For lstm and qrnn they
+            set sizes with as many parameters as the Transformer-XL in Table 8's group 1.
+        longer_segment: Table 10's segments without recurrence, in tokens: the paper's, or the longest multiple of 8
+            for which autograd saves no more for a segment's backward pass than with recurrence.
+        train: overrides for every training.
         verdicts: whether the report judges the paper's claims.
     """
 
@@ -64,17 +64,17 @@ PROFILES = {
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings of one reproduction.
+    """Settings for one reproduction.
 
     Args:
         profile: sizes, seeds and estimates.
         overrides: the user's, appended to every `txl train`.
-        directory: folder of everything it writes.
+        directory: folder for everything it writes.
         planning: only print a plan: nothing is read or written.
-        sections: names of the chosen sections, in the report's order.
+        sections: names of chosen sections, in the report's order.
         parallel: jobs that run at once; None for one on each core, or one on a GPU.
         logger: wandb, csv or none.
-        command: command line that makes the same report, and continues an interrupted call.
+        command: command line that makes the same report and continues an interrupted run.
     """
 
     profile: Profile
@@ -88,20 +88,20 @@ class Setup:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Overrides of profile and user, without an arm."""
+        """Overrides by profile and user, without an arm."""
         return (f"profile={self.profile.name}", *self.profile.train, *self.overrides)
 
     @property
     def config(self) -> Config:
-        """Configuration of a training without an arm."""
+        """Training configuration without an arm."""
         return composed(self.words)
 
     @property
     def runs(self) -> Path:
-        """Folder of all runs."""
+        """Folder with all runs."""
         return self.directory / "runs"
 
     @property
     def figures(self) -> Path:
-        """Folder of the report's figures."""
+        """Folder with the report's figures."""
         return self.directory / "figures"

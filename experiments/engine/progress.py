@@ -1,4 +1,4 @@
-"""Progress of a reproduction: a line on standard error for each job that starts or ends, and the time left."""
+"""Show progress: a line on standard error for each job that starts or ends, and the time left."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from txl_lightning.jobs import Jobs
 
 
 class Progress:
-    """Jobs that run, and the time left at the pace of those that ended.
+    """Running jobs, and the time left at the present pace.
 
     Args:
-        jobs: the jobs; those that are done before the first call are not reported.
-        estimates: seconds by job on the machine that they were estimated for.
+        jobs: all jobs; jobs done before the first call are not reported.
+        estimates: seconds by job, on the machine for which they were estimated.
         slots: jobs that really run at once.
     """
 
@@ -44,7 +44,7 @@ class Progress:
         print(text, file=sys.stderr, flush=True)
 
     def seconds_left(self) -> float:
-        """Return the estimated seconds until all jobs are done, at the pace of those that ended."""
+        """Return the estimated seconds until all jobs are done, at the pace of the jobs that ended."""
         ended = self.jobs.seconds
         pace = 1.0
         if ended:

@@ -1,4 +1,4 @@
-"""Pages of the report, made from `results.json` alone: `report.md`, and the same as `report.html`."""
+"""Write the report, from `results.json` alone: `report.md`, and the same as `report.html`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from experiments.sections import cell_text, decimal, interval, span, unit_words
 from txl_lightning.files import write_json, write_text
 from txl_lightning.reporting import escape, markdown_table
 
-HEADINGS = {"label": "", "paper": "paper: ", "ours": "here: "}  # in the order of the columns
+HEADINGS = {"label": "", "paper": "paper: ", "ours": "here: "}  # in column order
 LOSSES = ("ppl", "bpc", "bits a byte")
 RULE = (
     "Effect: the gap between both losses (in nats) in percent of the one that the claim calls higher; "
@@ -36,8 +36,8 @@ def write_report(results: Results, directory: Path) -> None:
     """Write `results.json`, `report.md` and `report.html`, each atomically.
 
     Args:
-        results: content of `results.json`.
-        directory: folder of the report, with the figures that the sections name.
+        results: what `results.json` holds.
+        directory: the report's folder, with the figures that the sections name.
     """
     page = render(results, directory)
     write_json(directory / "results.json", results, allow_nan=False, ensure_ascii=False)
@@ -46,7 +46,7 @@ def write_report(results: Results, directory: Path) -> None:
 
 
 def as_html(results: Results, page: str) -> str:
-    """Return the Markdown of a report as HTML."""
+    """Return a report's Markdown as HTML."""
     style = Path(__file__).with_name("report.css").read_text("utf-8")
     head = [
         '<meta charset="utf-8">',
@@ -76,7 +76,7 @@ def figure(png: str, caption: str) -> str:
 
 
 def render(results: Results, directory: Path) -> str:
-    """Return the page of the content of `results.json`; the picture of the claims is drawn in `directory`."""
+    """Return the page for `results.json`; its picture for the claims is drawn in `directory`."""
     quoted = f"quoted from Dai et al. 2019 (arXiv:1901.02860): {results['differences']}."
     measured = "Columns headed here were measured in this run."
     note = paragraph(results["note"], f"Columns headed paper are {quoted} {measured}")
@@ -97,7 +97,7 @@ def render(results: Results, directory: Path) -> str:
 
 
 def introduction(results: Results) -> str:
-    """Return command, models, corpora, time, hardware and the losses of the first pair in three sentences."""
+    """Return command, models, corpora, time, hardware and the first pair's losses in three sentences."""
     machine = results["machine"]
     where = ", ".join(machine["gpus"])
     if not where:
@@ -114,7 +114,7 @@ def introduction(results: Results) -> str:
 
 
 def time_of(results: Results) -> str:
-    """Return the wall-clock time of the whole command, and in how many calls."""
+    """Return the whole command's wall-clock time, and in how many calls."""
     seconds = results["seconds"]
     text = clock(seconds["wall"])
     if seconds.get("calls", 1) > 1:
@@ -125,7 +125,7 @@ def time_of(results: Results) -> str:
 def _corpus(results: Results) -> str:
     corpus = results["corpora"][0]
     level = corpus["level"]
-    # Up to version 0.4.0 subwords were those of lines, and results did not say so.
+    # Up to version 0.4.0 each line was encoded alone, and results did not say so.
     by_line = ""
     if level == "bpe" and corpus.get("by_line", True):
         by_line = ", line by line"
@@ -133,7 +133,7 @@ def _corpus(results: Results) -> str:
 
 
 def pair(results: Results) -> str:
-    """Return the test losses of the runs with and without recurrence in a sentence; empty before both are there."""
+    """Return a sentence with test losses with and without recurrence; empty before both are there."""
     tables = [one for section in results["sections"] for one in section.get("tables", ())]
     losses = []
     for content in tables:
@@ -147,7 +147,7 @@ def pair(results: Results) -> str:
 
 
 def _losses(table_6: Results, row: Results) -> str:
-    """Return the test losses of a row at training's lengths, with its seeds."""
+    """Return a row's test losses at training's lengths, with its seeds."""
     texts = []
     for column in table_6["columns"]:
         if column["key"] in ("init", "bpb"):
@@ -175,7 +175,7 @@ def _claims(results: Results, directory: Path) -> list[str]:
 
 
 def name_of(results: Results) -> str:
-    """Return profile and version of a reproduction, `night 0.4.0`."""
+    """Return a reproduction's profile and version, `night 0.4.0`."""
     return f"{results['profile']} {results['versions']['txl_lightning']}"
 
 
@@ -205,7 +205,7 @@ def claims_table(claims: Claims) -> TextTable:
 
 
 def _marks(rows: Sequence[Results]) -> str:
-    """Return the marks of a claim's differences, counted if there are several: `3✓ 1≈`."""
+    """Return a claim's marks, counted if there are several: `3✓ 1≈`."""
     if len(rows) == 1:
         return str(rows[0]["mark"])
     counts = Counter(row["mark"] for row in rows)
@@ -213,7 +213,7 @@ def _marks(rows: Sequence[Results]) -> str:
 
 
 def differences_table(claim: Results) -> TextTable:
-    """Return the table with a row for each difference of a claim."""
+    """Return the table with a row for each difference that a claim has."""
     rows = []
     for row in claim["rows"]:
         percent = ""
@@ -279,7 +279,7 @@ def _in_percent(row: Results) -> str:
 
 
 def _span_of_percents(values: Sequence[float]) -> str:
-    """Return the lowest and the highest of effects in percent."""
+    """Return the lowest and the highest effect in percent."""
     if not values:
         return ""
     return span([_percent(min(values)), _percent(max(values))])
@@ -301,7 +301,7 @@ def _section(section: Results) -> list[str]:
 
 
 def table_of(content: Results) -> TextTable:
-    """Return a table of results; a heading says title and unit, with an arrow where lower is better."""
+    """Return a table with results; a heading says title and unit, with an arrow where lower is better."""
     columns = sorted(content["columns"], key=lambda column: list(HEADINGS).index(column["of"]))
     header = []
     for column in columns:

@@ -1,4 +1,4 @@
-"""Picture of the claims at the top of the report: effect against training."""
+"""Draw the picture at the top of the report: each claim's effect during training."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def courses(claims: Claims) -> dict[str, list[Row]]:
 
 
 def draw_effects(directory: Path, claims: Claims, title: str) -> Figure | None:
-    """Draw the course of all differences, a panel for each claim; None if there is no course yet.
+    """Draw how all differences develop, a panel for each claim; None if there is nothing to draw yet.
 
     Args:
-        directory: folder of the report.
-        claims: of `results.json`.
-        title: of the figure.
+        directory: the report's folder.
+        claims: `claims` in `results.json`.
+        title: the figure's title.
     """
     rows_by_claim = courses(claims)
     if not rows_by_claim:

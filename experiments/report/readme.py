@@ -1,7 +1,7 @@
-"""The part of README.md that shows the committed runs: the larger one first, the other beside it.
+"""Write README.md's part about the committed runs: the larger one first, the other beside it.
 
-`python -m experiments.report.readme` writes `report.md` of each run again from its `results.json`, and the part
-between its markers.
+`python -m experiments.report.readme` writes each run's `report.md` again from its `results.json`, and the part
+between the markers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ EFFECTS = (
 
 
 def committed() -> list[Results]:
-    """Return the content of `results.json` of the committed runs, the larger one first."""
+    """Return `results.json` for the committed runs, the larger one first."""
     paths = [ROOT / RESULTS / name / "results.json" for name in ("night", "laptop")]
     return [json.loads(path.read_text("utf-8")) for path in paths]
 
 
 def committed_part(runs: Sequence[Results]) -> str:
-    """Return the part of README.md, without its markers: what holds of the paper's claims."""
+    """Return README.md's part without its markers: which claims held."""
     lines = []
     for results in runs:
         lines.append(f"- **{name_of(results).capitalize()}**: {introduction(results)}")
@@ -93,7 +93,7 @@ def with_part(page: str, part: str) -> str:
 
 
 def main() -> None:
-    """Write the reports of the committed runs, and their part in README.md."""
+    """Write the committed runs' reports, and their part in README.md."""
     runs = committed()
     for results in runs:
         folder = ROOT / RESULTS / results["profile"]

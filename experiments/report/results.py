@@ -1,4 +1,4 @@
-"""Content of `results.json`: every number of the report, and what it was made with."""
+"""Content of `results.json`: every number in the report, and what it was made with."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
 
 @dataclass(frozen=True)
 class Effort:
-    """Wall-clock seconds of the whole command over all calls; each call after the first continued a stopped one."""
+    """Wall-clock seconds for the whole command over all calls; each call after the first continued a stopped one."""
 
     seconds: float = 0.0
     calls: int = 0
 
 
 def effort_before(directory: Path, finished: set[str]) -> Effort:
-    """Return the effort of earlier calls by their report.
+    """Return the earlier calls' effort from their report.
 
-    It counts from nothing again if a finished report is made anew, or nothing of it is left.
+    It counts from nothing again if a finished report is made anew, or no report is left.
     """
     results = read_json(directory / "results.json")
     is_over = results.get("finished") and not finished.issuperset(results["runs"])
@@ -45,12 +45,12 @@ def effort_before(directory: Path, finished: set[str]) -> Effort:
 def assemble(
     plan: Plan, outcomes: Outcomes, sections: Sequence[Section], effort: Effort
 ) -> dict[str, Any]:
-    """Return the content of `results.json`.
+    """Return what `results.json` holds.
 
     Args:
-        plan: jobs of the reproduction.
-        outcomes: results of those that are finished.
-        sections: sections of the report, in order.
+        plan: all jobs.
+        outcomes: results from finished jobs.
+        sections: the report's sections, in order.
         effort: time and calls so far.
     """
     profile = plan.setup.profile
@@ -98,7 +98,7 @@ def _section(section: Section) -> dict[str, Any]:
 
 
 def _run(job: Job, plan: Plan, outcomes: Outcomes) -> dict[str, Any]:
-    """Return the entry of a job under `runs`."""
+    """Return a job's entry under `runs`."""
     run: dict[str, Any] = {
         "command": job.command,
         "arm": job.arm,

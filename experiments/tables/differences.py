@@ -20,7 +20,7 @@ from experiments.tables.intervals import Array, Interval, Spread, over_blocks, s
 from txl_lightning.errors import UserError
 
 BLOCKS = 30
-FEWEST_TOKENS = 1000  # of a block
+FEWEST_TOKENS = 1000  # in a block
 MOST_TOKENS = 20_000
 Term: TypeAlias = tuple[int, Arm, At]
 """Sign of a loss in a difference, its arm, and its attention length."""
@@ -40,9 +40,9 @@ def with_effect(empty: Difference, effect: Interval, percent: Interval) -> Diffe
 
 
 def percent_of_loss(worse_ppl: float, better_ppl: float) -> float:
-    """Return a difference between perplexities of the paper in percent of the worse loss: 100 · (ln w - ln b) / ln w.
+    """Return a difference between the paper's perplexities in percent of the worse loss: 100 · (ln w - ln b) / ln w.
 
-    Losses in nats can be compared in relative terms whatever the tokens are; perplexities of words and bits of bytes
+    Losses in nats can be compared in relative terms whatever the tokens are; word perplexities and byte-level bits
     cannot.
     """
     return 100 * (1 - math.log(better_ppl) / math.log(worse_ppl))
@@ -50,11 +50,11 @@ def percent_of_loss(worse_ppl: float, better_ppl: float) -> float:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Comparisons of the evaluated arms of a reproduction.
+    """Comparisons between a reproduction's evaluated arms.
 
     Args:
-        evaluated: evaluations of the arms that are compared.
-        outcomes: of the whole reproduction; the spread between seeds is pooled over its arms.
+        evaluated: evaluations by arm.
+        outcomes: results from the whole reproduction; the spread between seeds is pooled over its arms.
     """
 
     evaluated: Evaluations
@@ -63,7 +63,7 @@ class Comparisons:
     def losses(
         self, key: str, better: Arm, worse: Arm, at: At, paper: float | None = None
     ) -> Difference:
-        """Return how much lower the test loss of one arm is than another's."""
+        """Return how much lower one arm's test loss is than another's."""
         lengths = INIT if at == "init" else "best lengths"
         empty = Difference(
             key, f"{_versus(worse, better)}, {lengths}", self.outcomes.unit, paper=paper
@@ -101,7 +101,7 @@ class Comparisons:
         )
 
     def _compare(self, empty: Difference, terms: Sequence[Term], spread: Spread) -> Difference:
-        """Return a sum of signed losses with its interval; it is empty while an arm has no result."""
+        """Return a sum over signed losses with its interval; it is empty while an arm has no result."""
         runs = self._of_shared_seeds(*(arm for _, arm, _ in terms))
         if not runs[0]:
             return empty
@@ -132,7 +132,7 @@ class Comparisons:
     def _with_units(
         self, empty: Difference, nats: Interval, worse_SB: Array, better_SB: Array, weights_B: Array
     ) -> Difference:
-        """Return a difference in the unit of the report, and in percent of the worse loss."""
+        """Return a difference in the report's unit, and in percent of the worse loss."""
         shares_B = weights_B / weights_B.sum()
         worse = float(worse_SB.mean(axis=0) @ shares_B)
         better = float(better_SB.mean(axis=0) @ shares_B)
@@ -142,15 +142,15 @@ class Comparisons:
         return with_effect(empty, effect, nats.times(100 / worse))
 
     def _of_shared_seeds(self, *arms: Arm) -> list[list[Evaluation]]:
-        """Return the evaluations of each arm, of the seeds that all of them have."""
+        """Return each arm's evaluations for the seeds that all arms have."""
         by_seed = [{run.seed: run for run in self.evaluated.get(arm, ())} for arm in arms]
         seeds = sorted(set.intersection(*(set(runs) for runs in by_seed)))
         return [[runs[seed] for seed in seeds] for runs in by_seed]
 
     def _spread(self, value: Callable[[Evaluation], float], n_sides: int) -> Spread:
-        """Return the spread between seeds of a difference of `n_sides` values.
+        """Return the spread between seeds for a difference with `n_sides` values.
 
-        It is pooled over the arms of each text; an arm all of whose values are 0 says nothing.
+        It is pooled over each text's arms; an arm whose values are all 0 says nothing.
         """
         texts: dict[str, list[dict[int, float]]] = {}
         for runs in all_evaluations(self.outcomes):
@@ -168,7 +168,7 @@ def _gain(run: Evaluation) -> float:
 def course_of(
     worse_runs: Sequence[Evaluation], better_runs: Sequence[Evaluation]
 ) -> tuple[list[int], dict[str, list[float]]]:
-    """Return tokens of training and, by seed, the effect in percent there, at the validations of both sides.
+    """Return training tokens and, by seed, the effect in percent there, at both sides' validations.
 
     Sides whose steps differ in tokens are compared at the second's points, between the first's.
     """
@@ -195,14 +195,14 @@ def course_of(
 
 
 def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:
-    """Average losses by block of text, over the positions that all files have.
+    """Average losses by text block, over the positions that all files have.
 
-    Neighbouring tokens are of one document, whose losses have something in common, and blocks are taken as if they had
-    nothing in common. They are therefore as long as thirty of them allow, from 1,000 to 20,000 tokens, and of equal
-    length but for a token; a shorter text is one block.
+    Neighbouring tokens belong to one document, so their losses are correlated, but blocks are treated as independent.
+    Blocks are therefore as long as possible while there are thirty, from 1,000 to 20,000 tokens, and equally long but
+    for a token; a shorter text is one block.
 
     Returns:
-        For each group the mean losses in nats with shape SB, a row per file; and the number of shared positions of each
+        For each group the mean losses in nats with shape SB, a row per file; and the number of shared positions in each
         block, with shape B.
 
     Raises:
@@ -230,7 +230,7 @@ def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:
 
 
 def _read(path: Path) -> tuple[NDArray[np.int64], Array]:
-    """Return positions in order of text, and the loss there in nats."""
+    """Return positions in text order, and the loss there in nats."""
     with np.load(path) as file:
         positions = file["positions"].astype(np.int64)
         nll = file["nll"].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Evaluation of every run: attention lengths swept on validation, test scored at two of them (Tables 6, 7 and 10)."""
+"""Evaluate every run: sweep attention lengths on validation, score test at two lengths (Tables 6, 7 and 10)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from experiments.paper import Table6Row
 from experiments.sections import DIGITS, Cell, Column, Number, cell, over_seeds
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
-WINDOWS = "windows of that length, of which every scored token sees at least three quarters"
-INIT = "training’s lengths"  # of attention, in the heads of columns
+WINDOWS = "windows of that length, where every scored token sees at least three quarters"
+INIT = "training’s lengths"  # attention length, in column heads
 BEST = "best length"
 ENDING = "-lengths"  # ends an evaluation's name, after its run's
 At = Literal["init", "best", "longer"]
@@ -25,12 +25,12 @@ At = Literal["init", "best", "longer"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluation of one run.
+    """One run's evaluation.
 
     Args:
-        seed: of the run.
-        folder: of the evaluation.
-        content: of its `evaluation.json`.
+        seed: the run's seed.
+        folder: where the evaluation is.
+        content: its `evaluation.json`.
     """
 
     seed: int
@@ -38,7 +38,7 @@ class Evaluation:
     content: dict[str, Any]
 
     def validations(self) -> dict[int, float]:
-        """Return validation losses during training in nats, by tokens of training."""
+        """Return validation losses during training in nats, by training tokens."""
         run = self.folder.with_name(self.folder.name.removesuffix(ENDING))
         losses = {}
         for line in (run / "validation.jsonl").read_text().splitlines():
@@ -55,7 +55,7 @@ class Evaluation:
         return values.get("selected", {}).get(at, alone)
 
     def losses(self, at: At) -> Path:
-        """Return the file with the losses of the test tokens."""
+        """Return the file with the test tokens' losses."""
         return self.folder / str(self.test(at)["losses"])
 
     @property
@@ -79,7 +79,7 @@ def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
         *in_precision_of_training(setup.profile.evaluate, setup),
         "losses=true",
     ]
-    if not arm.baseline:  # those have no number of keys
+    if not arm.baseline:  # recurrent models have no attention length
         lengths = setup.profile.attention_lengths
         if arm.corpus:  # lines in random order hold nothing that longer attention could find
             lengths = [composed(run.overrides).data.segment_len]
@@ -94,13 +94,13 @@ def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
 
 
 def runs_of(arms: Iterable[Arm], setup: Setup) -> Runs:
-    """Return the trainings of those arms that the profile trains."""
+    """Return the trainings for all arms that the profile trains."""
     runs = {arm: trainings(arm, setup) for arm in arms}
     return {arm: of_arm for arm, of_arm in runs.items() if of_arm}
 
 
 def with_evaluations(runs: Runs, setup: Setup) -> list[Job]:
-    """Return every run of every arm, each followed by its evaluation."""
+    """Return every arm's runs, each followed by its evaluation."""
     jobs = []
     for arm, of_arm in runs.items():
         for run in of_arm:
@@ -119,7 +119,7 @@ def read_evaluations(runs: Runs, outcomes: Outcomes) -> Evaluations:
 
 
 def all_evaluations(outcomes: Outcomes) -> list[list[Evaluation]]:
-    """Read the finished evaluations of a reproduction, by arm."""
+    """Read a reproduction's finished evaluations, by arm."""
     runs: dict[str, list[Job]] = {}
     for job in outcomes.jobs:
         if job.command == "train":
@@ -129,7 +129,7 @@ def all_evaluations(outcomes: Outcomes) -> list[list[Evaluation]]:
 
 
 def _evaluations_of(runs: Sequence[Job], outcomes: Outcomes) -> list[Evaluation]:
-    """Read the finished evaluations of some runs; a training without its weights runs again."""
+    """Read some runs' finished evaluations; a training without its weights runs again."""
     evaluations = []
     for run in runs:
         name = f"{run.name}{ENDING}"
@@ -147,13 +147,13 @@ def _evaluations_of(runs: Sequence[Job], outcomes: Outcomes) -> list[Evaluation]
 
 
 def loss_cell(evaluations: Sequence[Evaluation], unit: str, at: At = "init") -> Number:
-    """Return the test loss of one arm's runs."""
+    """Return the test loss for one arm's runs."""
     losses = {evaluation.seed: evaluation.test(at)[unit] for evaluation in evaluations}
     return over_seeds(losses, DIGITS[unit])
 
 
 def loss_columns(unit: str) -> list[Column]:
-    """Return the columns of `loss_cells`."""
+    """Return the columns for `loss_cells`."""
     return [
         Column("label", "arm"),
         Column("ours", "seeds", "seeds"),
@@ -165,7 +165,7 @@ def loss_columns(unit: str) -> list[Column]:
 
 
 def loss_cells(arm: Arm, evaluated: Evaluations, unit: str) -> dict[str, Cell]:
-    """Return the cells of an arm's test losses, and of the shortest attention length that is best."""
+    """Return cells for an arm's test losses, and for the shortest attention length that is best."""
     evaluations = evaluated.get(arm)
     if not evaluations:
         return {"arm": arm.title}
@@ -192,7 +192,7 @@ PAPER_COLUMNS = (
 
 
 def paper_cells(row: Table6Row) -> dict[str, Cell]:
-    """Return the paper's cells of a row of Table 6 or 10."""
+    """Return the paper's cells for a row in Table 6 or 10."""
     return {
         "paper_init": cell(row.ppl_init, 2),
         "paper_best": cell(row.ppl_best, 2),

@@ -1,10 +1,10 @@
-"""Figures 5, 6 and 7: attention by relative position, of all terms of the score and of single ones.
+"""Figures 5, 6 and 7: attention by relative position, with all terms in the score and with single ones.
 
-Paper: nearby tokens dominate, but some heads attend to the whole memory. A softmax of term (a) alone is nearly
+Paper: nearby tokens dominate, but some heads attend to the whole memory. A softmax over term (a) alone is nearly
 uniform, (b) alone looks like all terms, and (d) alone also prefers near tokens but is flatter.
 Runs: `txl attention` on every run with recurrence, the relative encoding and the full loss, and on the same trained
 with the other optimizer (Adam or Muon).
-Writes: the three figures of the first run, and the differences between terms within heads.
+Writes: the first run's three figures, and the differences between terms within heads.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of one term's rows of attention, rescaled to sum to 1, by head.
+    """Shape of one term's attention rows, rescaled to sum to 1, by head.
 
     Attributes:
         flatness: entropy -Σ p ln p divided by the uniform distribution's.
         distance: mean distance Σ j p_j in tokens; column j is j tokens back.
-        unlike: distance ½ Σ |p_j - q_j| to the row of all terms.
+        unlike: distance ½ Σ |p_j - q_j| to the row with all terms.
     """
 
     flatness: Array
@@ -61,7 +61,7 @@ def jobs(setup: Setup) -> list[Job]:
 
 
 def _runs(setup: Setup) -> dict[str, list[Job]]:
-    """Return runs by optimizer: the profile's own, then those that it has a recipe for."""
+    """Return runs by optimizer: the profile's, then optimizers for which it has a recipe."""
     own = setup.config.optimizer.name
     runs = {own.capitalize(): trainings(ON, setup)}
     for name in ("adam", "muon"):
@@ -111,7 +111,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 
 
 def _all_heads(outcomes: Outcomes, measured: list[Job]) -> dict[str, Array]:
-    """Read the rows of all heads of some measurements, by term: heads × relative positions."""
+    """Read all heads' rows from some measurements, by term: heads × relative positions."""
     files: dict[str, list[Array]] = {name: [] for name in TERMS}
     for job in measured:
         with np.load(outcomes.runs / job.name / "attention.npz") as file:
@@ -144,9 +144,9 @@ def shapes(maps: Mapping[str, Array]) -> dict[str, Shape]:
 def differences(by_optimizer: Mapping[str, Mapping[str, Array]]) -> list[Difference]:
     """Return what the paper reads from Figure 7 as differences within heads; positive is as in the paper.
 
-    (a) is flatter than `NEARLY_UNIFORM` of the uniform's entropy; (b) is nearer to all terms than (a) and (d) are; (d)
-    looks at nearer tokens than (a), but is flatter than (b) (appendix D). The heads of all runs of an optimizer are the
-    repeats.
+    (a) is flatter than `NEARLY_UNIFORM` times the uniform's entropy; (b) is nearer to all terms than (a) and (d) are;
+    (d) looks at nearer tokens than (a), but is flatter than (b) (appendix D). An optimizer's repeats are
+    all heads in its runs.
 
     Args:
         by_optimizer: attention by term, heads × relative positions.

@@ -1,8 +1,8 @@
-"""95 % intervals of differences: seeds and blocks of text vary together.
+"""95 % intervals for differences: seeds and text blocks vary together.
 
-The loss of seed s of an arm on block b of the test split is L[s, b]. Two sources of chance move a mean loss: which
-seeds were run, and which text was scored. Both are common to the two sides of a difference: arms are compared over the
-seeds that both have, which read the same text in training, on the blocks that both scored.
+An arm trained with seed s has the loss L[s, b] on block b of the test split. Chance moves a mean loss in two
+ways: which seeds were run, and which text was scored. Both sides of a difference share them: arms are compared over
+the seeds that both have, with the same training text, on the blocks that both scored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """Variance of a mean, with its degrees of freedom; 0 degrees where nothing was repeated."""
+    """Variance of a mean, with its degrees of freedom: 0 where nothing was repeated."""
 
     variance: float
     freedom: float
@@ -35,7 +35,7 @@ class Interval:
     high: float | None = None
 
     def mapped(self, change: Callable[[float], float]) -> Interval:
-        """Return effect and ends after a change of unit that keeps their order."""
+        """Return effect and ends in another unit; the conversion keeps their order."""
         ends = [None if end is None else change(end) for end in (self.low, self.high)]
         return Interval(change(self.effect), *ends)
 
@@ -45,13 +45,13 @@ class Interval:
 
 
 def seed_spread(texts: Sequence[Sequence[Mapping[int, float]]]) -> Spread:
-    """Pool the variance between runs that differ in nothing but the seed, over all arms of each text.
+    """Pool the variance between runs that differ in nothing but the seed, over each text's arms.
 
-        variance = Σ (L_as - α_a - β_s)² / freedom,     freedom = Σ_text (runs - rank of the arms and seeds)
+        variance = Σ (L_as - α_a - β_s)² / freedom,     freedom = Σ_text (runs - rank of arms and seeds)
 
-    Arms α and seeds β are fitted by least squares in each text. Runs of one seed read the same part of the text, which
-    moves them alike, and cancels in a difference of arms over the seeds that both have. Two or three seeds of one arm
-    say little of their own variance; all arms together say enough if the seed moves them alike.
+    Arms α and seeds β are fitted by least squares in each text. Runs with one seed read the same part of the text. This
+    moves them alike, and cancels in a difference between arms over the seeds that both have. Two or three seeds of
+    one arm say little about its variance; all arms together say enough if the seed moves them alike.
 
     Args:
         texts: for each text its arms, each a loss by seed.
@@ -70,7 +70,7 @@ def seed_spread(texts: Sequence[Sequence[Mapping[int, float]]]) -> Spread:
 
 
 def _design(arms: Sequence[Mapping[int, float]]) -> tuple[Array, Array]:
-    """Return a row of ones and zeros for each run, with a column for each arm and seed, and the centred losses."""
+    """Return a row with ones and zeros for each run, a column for each arm and seed, and the centred losses."""
     seeds: list[int] = []
     if len(arms) > 1:
         seeds = sorted({seed for by_seed in arms for seed in by_seed})
@@ -88,18 +88,18 @@ def _design(arms: Sequence[Mapping[int, float]]) -> tuple[Array, Array]:
 
 
 def over_blocks(values_SB: Array, weights_B: Array, seeds: Spread) -> Interval:
-    """Return the mean of a value over seeds and blocks of text with its interval.
+    """Return a value's mean over seeds and text blocks with its interval.
 
         effect ± t · √(V_seeds / S + V_blocks)
         V_blocks = Σ_b w_b² (value_b - effect)² / (Σ_b w_b)² · B / (B - 1)
 
-    t is Student's quantile for the degrees of freedom of the sum (Satterthwaite): from the seeds' variance, and
+    t is Student's quantile for the sum's degrees of freedom (Satterthwaite): from the seeds' variance, and
     B - 1. Without a repeated seed or a second block chance cannot be told.
 
     Args:
-        values_SB: value of each block, a row for each of S seeds.
-        weights_B: tokens of each block.
-        seeds: variance of the value of one run, over seeds.
+        values_SB: value for each block, a row for each seed.
+        weights_B: tokens in each block.
+        seeds: variance over seeds for one run.
     """
     S, B = values_SB.shape
     values_B = values_SB.mean(axis=0)
@@ -118,7 +118,7 @@ def over_blocks(values_SB: Array, weights_B: Array, seeds: Spread) -> Interval:
 
 
 def of_repeats(values: Sequence[float] | Array) -> Interval:
-    """Return the mean of repeated measurements with its 95 % interval by Student's t."""
+    """Return the mean over repeated measurements with its 95 % interval by Student's t."""
     repeats = np.asarray(values, dtype=np.float64)
     n = len(repeats)
     mean = float(repeats.mean())
@@ -140,7 +140,7 @@ def _around(effect: float, error: float, freedom: float) -> Interval:
 def student(freedom: float) -> float:
     """Return the 97.5 % quantile of Student's t distribution.
 
-    With t = √freedom · tan(angle) its density is cos(angle)^(freedom - 1), which is summed by trapezes.
+    With t = √freedom · tan(angle) its density is cos(angle)^(freedom - 1), summed here by trapezes.
     """
     angles = np.linspace(0.0, np.pi / 2, 20001)
     density = np.cos(angles) ** (freedom - 1)

@@ -1,8 +1,8 @@
 """Tables 1 to 5: the main results.
 
-Paper: Transformer-XL is better than recurrent and vanilla Transformer models of its size on five corpora.
-Runs: arms of Tables 6 and 8 side by side. `txl train experiment=paper/NAME` trains a published model.
-Writes: a table of our arms beside the paper's models of their kind.
+Paper: Transformer-XL is better than equally large recurrent and vanilla Transformer models on five corpora.
+Runs: arms from Tables 6 and 8 side by side. `txl train experiment=paper/NAME` trains a published model.
+Writes: a table with our arms beside the paper's models.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def jobs(setup: Setup) -> list[Job]:
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """Return the table of our arms."""
+    """Return the table with our arms."""
     runs = runs_of(ARMS, setup)
     return Section(
         id="main_results",
@@ -54,7 +54,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 def _table(runs: Runs, outcomes: Outcomes) -> Table:
     evaluated = read_evaluations(runs, outcomes)
     unit = outcomes.unit
-    # The table whose corpus has tokens of the same kind.
+    # The table whose corpus has the same kind of tokens.
     corpus, unit_of_paper, nearest = "enwik8", "bpb", TABLE_2
     if unit == "ppl":
         corpus, unit_of_paper, nearest = "WikiText-103", "ppl", TABLE_1

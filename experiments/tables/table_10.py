@@ -1,10 +1,10 @@
 """Table 10: recurrence against longer segments that take the same memory.
 
-Paper: at equal GPU memory, perplexity 26.77 with recurrence and a backpropagation length of 128 against 27.98 without
+Paper: at equal GPU memory, perplexity 26.77 with recurrence and backpropagation length 128 against 27.98 without
 recurrence and 176 (half loss: 28.33 against 28.83 with 172).
-Runs: without recurrence, both losses, on the longest segments that take no more memory of training than recurrence
-(the paper's 176 in the larger profiles), with as many training tokens. Those with recurrence are Table 6's.
-Writes: the table, with the columns of Table 6 and the length of segments, and the difference.
+Runs: without recurrence, both losses, on the longest segments that take no more memory in training than recurrence
+(the paper's 176 in the larger profiles), with as many training tokens. Runs with recurrence are Table 6's.
+Writes: the table, with Table 6's columns and the segment length, and the difference.
 """
 
 from __future__ import annotations

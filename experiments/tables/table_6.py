@@ -1,10 +1,10 @@
-"""Table 6: recurrence, position encoding and loss; each row is one arm of the ablation.
+"""Table 6: recurrence, position encoding and loss; each row is one arm in the ablation.
 
 Paper: on WikiText-103 with 128M parameters, recurrence and the relative encoding both help, only the relative
 encoding gains from longer attention at evaluation than in training, and absolute encodings need the half loss.
-Runs: every row of the table but the last three and, for the claim about the half loss, the absolute encodings with the
-full loss and with a half of the positions drawn at random; each is evaluated on validation at a grid of attention
-lengths, and on test at training's length ("init") and at the length that validation chose ("best").
+Runs: every row but the last three and, for the claim about the half loss, the absolute encodings with the full loss
+and with a random half of the positions; each is evaluated on validation at several attention lengths, and on test at
+training's length ("init") and at the length that validation chose ("best").
 Writes: the table, the differences, and loss by attention length.
 """
 
@@ -104,7 +104,7 @@ def _runs(setup: Setup) -> Runs:
 def differences(
     evaluated: Evaluations, outcomes: Outcomes, planned: Iterable[Arm]
 ) -> list[Difference]:
-    """Return the differences of the claims that Table 6 tells, of planned arms; empty while one has no result."""
+    """Return the differences for Table 6's claims between planned arms; empty while an arm has no result."""
     planned = set(planned)
     comparisons = Comparisons(evaluated, outcomes)
     rows = []
@@ -126,7 +126,7 @@ def differences(
 
 
 def _pairs() -> list[Pair]:
-    """Return the pairs of arms of the claims."""
+    """Return the pairs of arms that the claims compare."""
     key = "our_encoding_is_better"
     pairs: list[Pair] = [
         ("recurrence_helps/init", ON, OFF, "init"),
@@ -148,7 +148,7 @@ def _pairs() -> list[Pair]:
 
 
 def _in_paper(better: Arm, worse: Arm, at: At) -> float | None:
-    """Return the difference of two rows of the paper's table in percent of the worse loss."""
+    """Return the difference between two rows in the paper's table in percent of the worse loss."""
     if better not in ROWS or worse not in ROWS:
         return None
     if at == "init":
@@ -172,7 +172,7 @@ def _table(evaluated: Evaluations, unit: str, planned: Iterable[Arm]) -> Table:
 
 
 def _figures(runs: Runs, setup: Setup, outcomes: Outcomes) -> list[Figure]:
-    """Return the curves of the first seed with recurrence, as its evaluation drew them."""
+    """Return the first seed's curves with recurrence, as its evaluation drew them."""
     job = evaluation_job(ON, runs[ON][0], setup)
     caption = "Loss by attention length at evaluation: recurrence, relative, full loss; first seed."
     return copied_figures(outcomes, job, {"attention_lengths": caption})

@@ -2,7 +2,7 @@
 
 Paper: on One Billion Word, whose sentences are shuffled, perplexity 25.2 with recurrence and the relative encoding,
 25.7 with Shaw's, 27.1 without recurrence (20 layers, about 0.3B parameters).
-Runs: the three arms on the lines of the profile's corpus in random order (the paper's: experiment=paper/table7).
+Runs: the three arms on the profile's corpus with its lines in random order (the paper's: experiment=paper/table7).
 Writes: the table, at training's lengths, and the differences.
 """
 
@@ -31,7 +31,7 @@ from txl_lightning.files import new_folder
 
 TITLE = "Table 7: recurrence without long dependencies"
 ROWS = {Arm(recurrence, encoding): ppl for (recurrence, encoding), ppl in TABLE_7.items()}
-SEED = 1  # of the shuffling
+SEED = 1  # for shuffling
 MAX_MEAN_LINE = (
     1000  # characters; a corpus with longer lines has no sentences on lines of their own
 )
@@ -90,9 +90,9 @@ def _runs(setup: Setup) -> Runs:
 
 
 def shuffled_lines(setup: Setup) -> tuple[str, ...]:
-    """Return overrides for the user's corpus with the lines of each split shuffled and blank lines left out.
+    """Return overrides for the user's corpus with each split's lines shuffled and blank lines left out.
 
-    The corpus is written once, into the report's folder, named after the checksum of the original.
+    The corpus is written once, into the report's folder, named after the original's checksum.
     """
     data = setup.config.data
     if setup.planning:
@@ -116,7 +116,7 @@ def shuffled_lines(setup: Setup) -> tuple[str, ...]:
 
 
 def shuffle(text: str, split: str) -> bytes:
-    """Return the lines of a text in an order that depends on the split's name only."""
+    """Return a text's lines in an order that depends on the split's name only."""
     lines = [line for line in text.split("\n") if line.strip()]
     if len(text) > MAX_MEAN_LINE * len(lines):  # no lines, as in text8: shuffle pieces of words
         words = text.split(" ")

@@ -1,10 +1,10 @@
 """Table 8 and Figures 3 and 4: relative effective context length (RECL, appendix C).
 
-Paper: for the hardest tenth of positions of WikiText-103, 900 words for Transformer-XL against 500 and 400 for QRNN
-and LSTM of equal size, and 700 against 400, 300 and 128 in the ablation.
-Runs: an LSTM and a QRNN with as many parameters; the other models are Table 6's. `txl recl` for each of both groups and
-each seed that all models of the group have, at positions of its own.
-Writes: the table, the differences of RECL and of guarded RECL, the gains (Figure 3) and the loss by context (Figure 4).
+Paper: at WikiText-103's hardest tenth of positions, 900 words for Transformer-XL against 500 and 400 for an equally
+large QRNN and LSTM, and 700 against 400, 300 and 128 in the ablation.
+Runs: an LSTM and a QRNN with as many parameters; the other models are Table 6's. `txl recl` for both groups and
+each seed that all models in the group have, each time at other positions.
+Writes: the table, the differences in RECL and guarded RECL, the gains (Figure 3) and the loss by context (Figure 4).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Models: TypeAlias = Mapping[Name, Mapping[int, dict[str, Any]]]
 
 
 def jobs(setup: Setup) -> list[Job]:
-    """Return the trainings of all models, and the RECL of both groups for each seed."""
+    """Return the trainings for all models, and both groups' RECL for each seed."""
     planned = []
     measured = []
     for group in GROUPS:
@@ -66,7 +66,7 @@ def jobs(setup: Setup) -> list[Job]:
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """Return the table, the differences, and the figures of both groups."""
+    """Return the table, the differences, and both groups' figures."""
     models: dict[Name, dict[int, dict[str, Any]]] = {}
     planned = []
     figures = []
@@ -95,7 +95,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 
 
 def _runs(group: int, setup: Setup) -> dict[str, dict[int, Job]]:
-    """Return the runs of each trained model of a group, by seed."""
+    """Return the runs of each trained model in a group, by seed."""
     runs = {}
     for name, arm in ARMS.items():
         by_seed = {run.seed or 0: run for run in trainings(arm, setup)}
@@ -105,12 +105,12 @@ def _runs(group: int, setup: Setup) -> dict[str, dict[int, Job]]:
 
 
 def _seeds(runs: Mapping[str, Mapping[int, Job]]) -> list[int]:
-    """Return the seeds that all models of a group have."""
+    """Return the seeds that all models in a group have."""
     return sorted(set.intersection(*(set(by_seed) for by_seed in runs.values())))
 
 
 def _measurement(group: int, seed: int, setup: Setup) -> Job:
-    """Return the job that measures the RECL of a group."""
+    """Return the job that measures a group's RECL."""
     members = {name: by_seed[seed] for name, by_seed in _runs(group, setup).items()}
     checkpoints = ",".join(run.checkpoint for run in members.values())
     names = ",".join(f"'{name}'" for name in members)
@@ -144,11 +144,11 @@ def _captions(group: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Length:
-    """Effective context length of a model.
+    """A model's effective context length.
 
     Attributes:
         by_seed: lengths in tokens.
-        is_bound: whether one of them may lie beyond the grid.
+        is_bound: whether one may lie beyond the grid.
     """
 
     by_seed: dict[int, float]
@@ -161,7 +161,7 @@ class Length:
 
 
 def length_of(model: Mapping[int, dict[str, Any]], r: str, kind: str) -> Length:
-    """Return the effective context length of a model; `kind` is value or guarded."""
+    """Return a model's effective context length; `kind` is value or guarded."""
     flag = {"value": "at_least", "guarded": "guarded_at_least"}[kind]
     entries = {seed: entry["recl"][r] for seed, entry in model.items()}
     by_seed = {seed: entry[kind] for seed, entry in entries.items()}
@@ -169,15 +169,14 @@ def length_of(model: Mapping[int, dict[str, Any]], r: str, kind: str) -> Length:
 
 
 def differences(models: Models, planned: Sequence[Name], kind: str) -> list[Difference]:
-    """Return how much longer the RECL of Transformer-XL is at r = 0.1 than each other model's in its group.
+    """Return how much longer Transformer-XL's RECL is at r = 0.1 than each other model's in its group.
 
-    Means over the seeds, with ends by Student's t; the variance between seeds, which have other models and other
-    positions, is pooled over the differences of both groups. A length that may lie beyond the grid leaves its side of
-    the interval open.
+    Means over the seeds, with ends by Student's t; the variance between seeds (other models and other positions) is
+    pooled over both groups' differences. A length that may lie beyond the grid leaves its side of the interval open.
 
     Args:
-        models: entries of `recl.json`.
-        planned: models; those without a result yet have a difference without an effect.
+        models: entries from `recl.json`.
+        planned: models; without a result a model has a difference without an effect.
         kind: value or guarded; the paper has no guarded RECL.
     """
     lengths = {
@@ -217,7 +216,7 @@ def differences(models: Models, planned: Sequence[Name], kind: str) -> list[Diff
 
 
 def _difference(name: Name, kind: str) -> Difference:
-    """Return the difference of a model without its effect."""
+    """Return a model's difference without its effect."""
     group, model = name
     key = f"recl_order/group{group}-{ARMS[name].key}"
     title = f"group {group}: {LONGEST} − {model}"
@@ -246,7 +245,7 @@ def _interval(longer: Mapping[int, float], spread: Spread, own: Length, other: L
 
 
 def _table(models: Models, planned: Sequence[Name], unit: str) -> Table:
-    """Return means over the seeds of RECL and guarded RECL, and of the loss at the longest context."""
+    """Return means over the seeds: RECL, guarded RECL and the loss at the longest context."""
     columns = [
         Column("label", "arm"),
         *(

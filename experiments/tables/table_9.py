@@ -1,6 +1,6 @@
-"""Table 9: speed of evaluation with reused states against recomputation for every token.
+"""Table 9: evaluation speed with reused states against recomputation for every token.
 
-Paper: 363, 773, 1,409 and 1,874 times faster at attention lengths of 800, 1,800, 2,800 and 3,800.
+Paper: 363, 773, 1,409 and 1,874 times faster at attention lengths 800, 1,800, 2,800 and 3,800.
 Runs: `txl speed`, with no other job at the same time.
 Writes: the table, the differences and the figure.
 """
@@ -77,7 +77,7 @@ def _cells(line: dict[str, Any]) -> dict[str, Cell]:
 def differences(measured: Sequence[dict[str, Any]]) -> list[Difference]:
     """Return both ends of the curve: the speed-up at the shortest length less 1, and its growth to the longest.
 
-    In percent. Intervals are of the logarithms, whose errors are alike at all lengths.
+    In percent. Intervals are computed for logarithms, whose errors are alike at all lengths.
     """
     lines = {line["attention_len"]: line for line in measured}
     shortest = min(lines)
@@ -103,7 +103,7 @@ def differences(measured: Sequence[dict[str, Any]]) -> list[Difference]:
 
 
 def _difference(key: str, title: str, logs: Array, in_paper: float | None) -> Difference:
-    """Return a factor less 1, in percent, from the logarithms of its rounds."""
+    """Return a factor less 1, in percent, from its rounds' logarithms."""
     paper_percent = None if in_paper is None else 100 * (in_paper - 1)
     name = f"speed_up_grows/char-{key}"
     empty = Difference(
@@ -119,7 +119,7 @@ def _difference(key: str, title: str, logs: Array, in_paper: float | None) -> Di
 
 
 def _log_ratios(line: dict[str, Any]) -> Array:
-    """Return the logarithm of vanilla / hidden states, one for each round; none before they are measured."""
+    """Return log(vanilla / hidden states) for each round; none before they are measured."""
     if "seconds_per_token" not in line:
         return np.array([])
     seconds = line["seconds_per_token"]

@@ -113,6 +113,27 @@ def test_blocks_of_queries_without_gradient(problem, monkeypatch):
     )
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="groups are for the CPU")
+@pytest.mark.parametrize(
+    "problem",
+    [Problem(T=9, M=60, filled=60), Problem("cd", table=True, T=9, M=60, filled=17)],
+    ids=str,
+)
+def test_groups_of_heads_with_mostly_memory(problem, monkeypatch):
+    groups = []
+
+    def counted(inputs: AttentionInputs, dropout: Dropout) -> Tensor:
+        groups.append(len(inputs.q_HBTE))
+        return attend_as_written(inputs, dropout)
+
+    monkeypatch.setattr(attention, "EVALUATION_BLOCK", 4)
+    monkeypatch.setattr(attention, "GROUP_BYTES", 1)
+    monkeypatch.setattr(attention, "attend_as_written", counted)
+    expected = heads(problem, judge, torch.float64)
+    torch.testing.assert_close(heads(problem, chosen, torch.float64), expected, **EXACT)
+    assert groups == [1] * problem.H
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="blocks are for the CPU")
 def test_blocks_in_bfloat16(monkeypatch):
     expected = heads_and_gradients(Problem(), judge, torch.bfloat16)

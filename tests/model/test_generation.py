@@ -121,20 +121,26 @@ def test_a_model_in_training_is_refused(model):
 UNEQUAL: dict[str, dict[str, Any]] = {
     "relative": {"mem_len": 400},
     "documents": {"mem_len": 30, "memory_reset": "document"},
-    "sliding window": {"mem_len": 0},
 }
-for arm in (*ENCODINGS, "zeros", "clusters", "compressive", "lstm", "qrnn"):
+for arm in (*ENCODINGS, "zeros", "clusters"):
     UNEQUAL.setdefault(arm, STATEFUL[arm])
 
 
-def unequal(name: str) -> Any:
-    model = tiny_model(**UNEQUAL[name]).eval()
-    return SlidingWindow(model, 6) if name == "sliding window" else model
+@pytest.mark.parametrize("name", ["compressive", "lstm", "sliding window"])
+def test_prompts_of_different_lengths_are_refused_by_a_model_for_one_length(name):
+    if name == "sliding window":
+        model: Any = SlidingWindow(tiny_model(mem_len=0).eval(), 6)
+    else:
+        model = tiny_model(**STATEFUL[name]).eval()
+    stream = random_stream(1, 9)[0]
+    with pytest.raises(OptionError, match=r"^prompt=\[9, 3\]: must have one length"):
+        generate(model, [stream, stream[:3]], 2)
+    assert drawn(model, stream[:3].expand(2, -1), 2).shape == (2, 2)
 
 
 @pytest.mark.parametrize(("name", "top_k"), product_of(UNEQUAL, [1, 5]))
 def test_prompts_of_different_lengths_are_continued_as_each_is_alone(name, top_k):
-    model = unequal(name)
+    model = tiny_model(**UNEQUAL[name]).eval()
     stream = random_stream(1, 90)[0]
     prompts = [stream[:7], stream[:1], stream, stream[50:57]]
     options = {"top_k": top_k, "segment_len": 32}

@@ -177,7 +177,7 @@ class FileData(DataConfig):
     format: str | None = None
     skip_bad: bool = False
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
-    sentence_marks: str = "start"
+    sentence_marks: str = option("start", one_of("start", "both"))
     dtype: str | None = None
     names: str | None = None
 
@@ -190,7 +190,7 @@ class Enwik8Data(DataConfig):
         newlines: dropped as in the paper, or kept.
     """
 
-    newlines: str = "dropped"
+    newlines: str = option("dropped", one_of("dropped", "kept"))
 
 
 @dataclass
@@ -201,7 +201,7 @@ class Lm1bData(DataConfig):
         sentence_marks: <S> before each sentence, or at both ends as in the TensorFlow code.
     """
 
-    sentence_marks: str = "start"
+    sentence_marks: str = option("start", one_of("start", "both"))
 
 
 @dataclass
@@ -219,7 +219,7 @@ class RecallData(DataConfig):
     distance: Any = None
     repeats: float = 0.9
     symbols: int = 8
-    n_tokens: int = 400_000
+    n_tokens: int = option(400_000, COUNT)
     text_seed: int = 1
 
 

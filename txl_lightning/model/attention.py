@@ -45,6 +45,10 @@ TRAINING_BLOCK = {
 }
 # Without a gradient no block is computed twice, so smaller ones pay.
 EVALUATION_BLOCK = 64
+# Where nearly all keys are memory, blocks leave out too few keys to pay. A group of heads then computes scores that
+# stay in the processor's caches.
+MOSTLY_MEMORY = 4  # keys per query
+GROUP_BYTES = 1 << 22
 # Torch's kernels that have a gradient for the bias; cuDNN's has none.
 KERNELS_WITH_BIAS_GRADIENT = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -186,6 +190,14 @@ class AttentionInputs(NamedTuple):
             visible=self.visible.block(first, end, n_keys),
         )
 
+    def heads(self, first: int, end: int) -> AttentionInputs:
+        """Keep the heads `first` to `end`."""
+        kept: dict[str, Any] = {}
+        for name, x in self._asdict().items():
+            if isinstance(x, Tensor):
+                kept[name] = x[first:end]
+        return self._replace(**kept)
+
 
 def attend(inputs: AttentionInputs, dropout: Dropout) -> Heads:
     """Return Σ_j softmax_j(A_i) value_j over the visible keys j, with dropout on the probabilities.
@@ -193,8 +205,9 @@ def attend(inputs: AttentionInputs, dropout: Dropout) -> Heads:
         on a GPU, or compiled                   `attend_with_kernel`
         on a CPU, with gradient or dropout      `attend_as_written`, in blocks of queries
         on a CPU, without                       `attend_with_kernel`, in blocks of queries
+            over 64 queries, mostly memory      `attend_as_written`, in groups of heads (float32, float64)
 
-    A block leaves out the keys after its last query. BENCHMARKS.md has what blocks gain.
+    A block leaves out the keys after its last query. BENCHMARKS.md has what blocks and groups gain.
     """
     if not is_eager_on_cpu(inputs.q_HBTE):
         return attend_with_kernel(inputs, dropout)
@@ -206,6 +219,11 @@ def attend(inputs: AttentionInputs, dropout: Dropout) -> Heads:
             one_query = inputs.block(i, i + 1)
             heads_HBTE[:, :, i : i + 1] = attend_with_kernel(one_query, dropout)
         return heads_HBTE
+    T, K = inputs.visible.mask_TK.shape[-2:]
+    leaves_out_few = K >= MOSTLY_MEMORY * T or not inputs.visible.causal
+    is_precise = inputs.values_HBKE.dtype in (torch.float32, torch.float64)
+    if T > EVALUATION_BLOCK and leaves_out_few and is_precise:
+        return _attend_in_groups_of_heads(inputs, dropout)
     return _attend_in_blocks(attend_with_kernel, inputs, dropout, EVALUATION_BLOCK)
 
 
@@ -307,6 +325,18 @@ def _attend_in_blocks(
         end = min(first + size, T)
         heads.append(attend_block(inputs.block(first, end), dropout))
     return torch.cat(heads, dim=2)
+
+
+def _attend_in_groups_of_heads(inputs: AttentionInputs, dropout: Dropout) -> Tensor:
+    """Attend as written with one group of heads after another, whose scores take at most `GROUP_BYTES`."""
+    H, B, T, _ = inputs.q_HBTE.shape
+    K = inputs.k_HBKE.shape[2]
+    bytes_of_head = B * T * K * inputs.values_HBKE.element_size()
+    size = max(1, GROUP_BYTES // bytes_of_head, torch.get_num_threads() // B)
+    groups = []
+    for first in range(0, H, size):
+        groups.append(attend_as_written(inputs.heads(first, first + size), dropout))
+    return torch.cat(groups)
 
 
 class Attention(nn.Module):

@@ -57,9 +57,8 @@ def generate(
     tokens in every layer, and absolute encodings give every drawn token the position at a segment's end. A
     TransformerXL runs with cached keys and values where `can_cache` allows it.
 
-    Prompts are one batch, with unequal lengths (`lengths_B`) where the model takes them. Other models, such as a
-    sliding window, read a batch for each length. Either way a prompt gets the same tokens as alone, if it is given a
-    separate seed.
+    Prompts are one batch, with unequal lengths (`lengths_B`) where the model takes them. A prompt gets the same tokens
+    as alone, if it is given a separate seed.
 
     Args:
         model: with dropout off (`eval()`); for other lengths use `with_lengths`.
@@ -79,8 +78,8 @@ def generate(
             begins one only directly after the one that ends the document before.
 
     Raises:
-        OptionError: an option is not allowed, a prompt is empty, or the model has no memory
-            (`mem_len=0`), or cannot generate.
+        OptionError: an option is not allowed, a prompt is empty, the prompts have unequal lengths and the model takes
+            one, or it has no memory (`mem_len=0`), or cannot generate.
         RuntimeError: the model is in training mode.
     """
     lengths = [len(prompt) for prompt in prompt_BT]
@@ -91,18 +90,13 @@ def generate(
     sampling.check()
     generators = _generators(seed, len(lengths))
     model = _generating(model)
+    takes_lengths = getattr(model, "takes_lengths", False)
+    allowed = f"must have one length: {type(model).__name__} takes streams of one length"
+    require(takes_lengths or len(set(lengths)) == 1, "prompt", lengths, allowed)
     longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    rows_of_groups = [longest_first]
-    if not getattr(model, "takes_lengths", False):
-        rows_of_groups = []
-        for length in dict.fromkeys(lengths):
-            rows_of_groups.append([row for row in longest_first if lengths[row] == length])
-    groups = []
-    for rows in rows_of_groups:
-        group = _Group(model, rows, document_start, closed_documents)
-        group.begin([prompt_BT[row] for row in rows], segment_len)
-        groups.append(group)
-    return _draw(groups, n_tokens, sampling, generators)
+    reader = _Reader(model, document_start, closed_documents)
+    reader.begin([prompt_BT[row] for row in longest_first], segment_len)
+    return _draw(reader, longest_first, n_tokens, sampling, generators)
 
 
 def _generating(model: Any) -> Any:
@@ -176,19 +170,17 @@ class Sampling:
 
 
 @dataclass
-class _Group:
-    """Prompts that the model reads as a batch, and their memory.
+class _Reader:
+    """Prompts, and the tokens drawn after them, that the model reads as a batch, and their memory.
 
     Args:
         model: model; it takes lengths, or all prompts have one length.
-        rows: their places among all prompts.
         document_start, closed_documents: as for `generate`.
         segments: what is to be read, and how many tokens in each row, None for all.
         last_G1: last tokens, with their marks.
     """
 
     model: GenerativeModel
-    rows: list[int]
     document_start: int | None = None
     closed_documents: bool = False
     memory: Any = None
@@ -256,27 +248,24 @@ class _Group:
 
 
 def _draw(
-    groups: list[_Group], n_tokens: int, sampling: Sampling, generators: list[torch.Generator]
+    reader: _Reader,
+    order: list[int],
+    n_tokens: int,
+    sampling: Sampling,
+    generators: list[torch.Generator],
 ) -> Iterator[Tensor]:
-    """Yield a token per prompt, in the prompts' order."""
-    rows: list[int] = []
-    for group in groups:
-        rows.extend(group.rows)
-    in_order = rows == sorted(rows)
-    places_B = torch.tensor(rows).argsort()
+    """Yield a token per prompt, in the prompts' order; the reader's row n is prompt `order[n]`."""
+    places_B = torch.tensor(order).argsort()
+    is_in_order = order == sorted(order)
     for _ in range(n_tokens):
         with torch.no_grad():  # ends before the yield, or the caller would have no gradients either
-            log_probabilities = [group.read() for group in groups]
-            log_probabilities_BV = log_probabilities[0]
-            if len(groups) > 1:
-                log_probabilities_BV = torch.cat(log_probabilities)
-            if not in_order:
+            log_probabilities_BV = reader.read()
+            if not is_in_order:
                 log_probabilities_BV = log_probabilities_BV[places_B]
             token_B = _sample(log_probabilities_BV, sampling, generators)
         yield token_B
-        for group in groups:
-            token_G = token_B if len(rows) == 1 else token_B[group.rows]
-            group.add(token_G[:, None])
+        drawn_B = token_B if is_in_order else token_B[order]
+        reader.add(drawn_B[:, None])
 
 
 def candidates(
