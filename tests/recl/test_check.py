@@ -66,7 +66,7 @@ def test_one_pass_is_not_used_where_it_is_not_exact(monkeypatch: pytest.MonkeyPa
     assert not load(Scored(right, one_pass=False), monkeypatch).reader.one_pass
 
 
-NO_LOSS = "has losses that are not -log P in 0 … 700 nats"
+NO_LOSS = r"cannot be scored \(its losses are not -log P in 0 … 700 nats\)"
 FAULTS: list[tuple[Any, str]] = [
     (Scored(failing), r"cannot be scored \(no such table\)"),
     (

@@ -85,7 +85,8 @@ def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> 
     position = arrays["positions"][7]
     for c, context in enumerate(arrays["contexts"]):
         window = tokens[:, position - context : position + 1]
-        nll, _ = model.score(window[:, :-1], window[:, -1:], None)
+        target = window[:, -1:]
+        nll, _ = model.score(window[:, :-1], target, None)
         assert arrays["nll"][0, c, 7] == pytest.approx(nll.item(), rel=1e-5)
     assert arrays["nll"][1, 0] == pytest.approx(np.log(8))
     means = arrays["nll"].mean(axis=2)

@@ -105,5 +105,6 @@ def fresh_loss(model: Any, tokens: np.ndarray, context: int, place: int) -> floa
     """Return the loss of a window of exactly c tokens, read by a copy of the model."""
     window = torch.from_numpy(tokens[place - context : place + 1])[None]
     with torch.no_grad():
-        losses, _ = copy.deepcopy(model).score(window[:, :-1], window[:, -1:])
+        fresh = copy.deepcopy(model)
+        losses, _ = fresh.score(window[:, :-1], window[:, -1:])
     return float(losses)

@@ -73,19 +73,23 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 def measured(config: Config, checkpoint: Path) -> dict[str, Any]:
     """Measure the curve of a checkpoint at the positions of its run."""
-    model = load_trained(checkpoint).model
     tokens = StreamsDataModule(config.data, config.evaluation).corpus.splits["valid"]
     positions, blocks = position_blocks(
         len(tokens),
         len(tokens) - 24,
         CONTEXTS,
     )
-    options: dict[str, Any] = {
-        "clamp_len": trained_clamp(config),
-        "blocks": blocks,
-        "bootstrap": 0,
-    }
-    return context_curve(model, tokens, positions, CONTEXTS, 8, **options)
+    clamp_len = trained_clamp(config)
+    return context_curve(
+        load_trained(checkpoint).model,
+        tokens,
+        positions,
+        CONTEXTS,
+        8,
+        clamp_len,
+        blocks,
+        bootstrap=0,
+    )
 
 
 @pytest.mark.full

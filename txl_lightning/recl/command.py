@@ -16,8 +16,8 @@ from txl_lightning.evaluation.hardware import autocast, chosen_precision, set_th
 from txl_lightning.evaluation.losses import device_of
 from txl_lightning.evaluation.trained import is_other_text
 from txl_lightning.files import write_atomically, write_json, write_text
-from txl_lightning.recl.check import checked, require_losses
-from txl_lightning.recl.effective_context import Entries, check_definition
+from txl_lightning.recl.check import checked
+from txl_lightning.recl.effective_context import Array, Entries, Integers, check_definition
 from txl_lightning.recl.figures import draw_figures
 from txl_lightning.recl.group import load_group, load_text, model_names
 from txl_lightning.recl.loss_by_context import group_results
@@ -52,18 +52,31 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
     started = time.perf_counter()
     with process_group():  # an error on one rank then ends all ranks
-        results, losses, spell = measure(options, names, contexts)
+        results, losses, positions, blocks, spell = measure(options, names, contexts)
         rank, _ = rank_and_world_size()
     if rank > 0:
         return []
-    results["seconds"] = round(time.perf_counter() - started, 2)
+    results.update(
+        schema_version=SCHEMA_VERSION,
+        position_seed=options.position_seed,
+        documents=options.documents,
+        seconds=round(time.perf_counter() - started, 2),
+    )
     write_json(directory / "recl.json", results, allow_nan=False)
+    losses_ICP = np.stack([*losses.values()])
+    arrays: Entries = {
+        "models": names,
+        "contexts": contexts,
+        "positions": positions,
+        "blocks": blocks,
+        "nll": losses_ICP.astype(np.float32),
+    }
     path = directory / "losses.npz"
-    write_atomically(path, lambda part: np.savez_compressed(part, **losses))
+    write_atomically(path, lambda part: np.savez_compressed(part, **arrays))
     lines = report_lines(results)
     write_text(directory / "recl.md", "\n".join(lines) + "\n")
     draw_figures(results, directory)
-    html = page(results, losses["nll"], losses["positions"], losses["blocks"], spell)
+    html = page(results, losses_ICP, positions, blocks, spell)
     write_text(directory / "recl.html", html)
     log_results("recl", results, options, directory)
     return [*lines, "", f"page: {directory}/recl.html"]
@@ -88,11 +101,12 @@ def measure(
     options: ReclOptions,
     names: Sequence[str],
     contexts: Sequence[int],
-) -> tuple[Entries, Entries, Speller]:
+) -> tuple[Entries, dict[str, Array], Integers, Integers, Speller]:
     """Load, check and score the models.
 
     Returns:
-        The contents of `recl.json` but the seconds, and of `losses.npz`; what spells the text.
+        The contents of `recl.json`; l(c, t) of each model, [C, P], in nats; t and the block of each position, [P]; what
+        spells the text.
 
     Raises:
         OptionError: a model or the text is not usable, or a loss is not -log P.
@@ -106,51 +120,39 @@ def measure(
         split = WHOLE
     texts, corpus, documents = load_text(members, options, split)
     n_tokens = len(texts[0].tokens)
-    seed = options.position_seed
-    positions, blocks = position_blocks(n_tokens, options.n_positions, contexts, seed)
+    positions, blocks = position_blocks(
+        n_tokens,
+        options.n_positions,
+        contexts,
+        options.position_seed,
+    )
     # The document of the token before each position.
     begins = documents[np.searchsorted(documents, positions - 1, side="right") - 1]
-    readable = []
-    for member, text in zip(members, texts, strict=True):
-        with foreign_errors(member.reference, "cannot be scored"):
-            readable.append(checked(member, text.tokens, contexts))
+    for m, text in enumerate(texts):
+        with foreign_errors(members[m].reference, "cannot be scored"):
+            members[m] = checked(members[m], text.tokens, contexts)
     losses = {}
-    limits = {}
-    for name, member, text in zip(names, readable, texts, strict=True):
+    facts = {}
+    for name, member, text in zip(names, members, texts, strict=True):
         reader = member.reader
         precise = autocast(precision, device_of(reader.model))
         with precise, foreign_errors(member.reference, "cannot be scored"):
             losses[name] = window_losses(reader, text.tokens, positions, contexts, begins, name)
-        require_losses(member, losses[name])
-        limits[name] = reader.limit
+        facts[name] = {**member.facts(), **text.findings}
     results = group_results(
         losses,
         contexts,
         positions,
         blocks,
         corpus["level"],
-        limits,
+        {name: of_model["limit"] for name, of_model in facts.items()},
         begins,
         fractions=options.fractions,
         threshold=options.threshold,
         bootstrap=options.bootstrap,
         seed=options.seed,
     )
-    for model, member, text in zip(results["models"], readable, texts, strict=True):
-        model.update({**member.facts(), **text.findings})
-    results.update(
-        schema_version=SCHEMA_VERSION,
-        position_seed=seed,
-        split=split,
-        precision=precision,
-        documents=options.documents,
-        corpus=corpus,
-    )
-    arrays = {
-        "models": names,
-        "contexts": contexts,
-        "positions": positions,
-        "blocks": blocks,
-        "nll": np.stack([*losses.values()]).astype(np.float32),
-    }
-    return results, arrays, texts[0].spell
+    for model in results["models"]:
+        model.update(facts[model["name"]])
+    results.update(split=split, precision=precision, corpus=corpus)
+    return results, losses, positions, blocks, texts[0].spell

@@ -143,9 +143,8 @@ def check_definition(
     is_grid = len(contexts) >= 2 and min(np.diff([0, *contexts])) > 0
     allowed = "must be at least two, ascending, the first >= 1"
     require(is_grid, "contexts", list(contexts), allowed)
-    are_different = 1 <= len(fractions) == len(set(fractions))
-    are_fractions = are_different and 0 < min(fractions) <= max(fractions) <= 1
-    require(are_fractions, "fractions", list(fractions), "must be different numbers in (0, 1]")
+    are_fractions = 0 < min(fractions, default=0) <= max(fractions, default=1) <= 1
+    require(are_fractions, "fractions", list(fractions), "must be numbers in (0, 1]")
     require(0 < threshold < 1, "threshold", threshold, "must be in (0, 1)")
     check("bootstrap", bootstrap, LENGTH, at_most("bootstrap"))
 
@@ -160,20 +159,16 @@ def _effective_context(
 ) -> EffectiveContext:
     gains_SC = -np.expm1(long_SC - short_SC)
     ends_SC = gains_SC < threshold
-    value, low, high = _length(ends_SC, contexts, limit)
-    guarded, guarded_low, guarded_high = _length(ends_SC | rises_SC, contexts, limit)
-    is_open = limit is None or limit > contexts[-1]
+    value, at_least, low, high = _length(ends_SC, contexts, limit)
+    guarded = _length(ends_SC | rises_SC, contexts, limit)
     gains_C = np.flatnonzero(ends_SC[0] < (np.array(contexts[:-1]) > value))
     perplexities_C = np.exp(short_SC[0])
     return EffectiveContext(
-        value=value,
-        at_least=is_open and value == contexts[-1],
-        low=low,
-        high=high,
-        guarded=guarded,
-        guarded_at_least=is_open and guarded == contexts[-1],
-        guarded_low=guarded_low,
-        guarded_high=guarded_high,
+        value,
+        at_least,
+        low,
+        high,
+        *guarded,
         gains_again=contexts[gains_C[0] + 1] if len(gains_C) else None,
         relative_gains=gains_SC[0].tolist(),
         perplexity_gains=(perplexities_C - np.exp(long_SC[0])).tolist(),
@@ -181,23 +176,22 @@ def _effective_context(
     )
 
 
-def _length(ends_SC: Booleans, contexts: Sequence[int], limit: int | None) -> list[int]:
-    """Return the first context at which gains end, at most the limit, and its interval over samples.
+def _length(
+    ends_SC: Booleans, contexts: Sequence[int], limit: int | None
+) -> tuple[int, bool, int, int]:
+    """Return the first context at which gains end, at most the limit, whether it may be longer, and its interval.
 
-    The first sample is the text itself. Where gains do not end it is the longest context.
+    The first sample is the text itself; the interval is over the others. Where gains do not end it is the longest
+    context.
     """
-    never_S1 = np.ones((len(ends_SC), 1), dtype=bool)
-    first_S = np.hstack([ends_SC, never_S1]).argmax(axis=1)
-    value_S = np.minimum(
-        np.array(contexts)[first_S],
-        limit or contexts[-1],
-    )
+    longest = contexts[-1]
+    ends = np.pad(ends_SC, ((0, 0), (0, 1)), constant_values=True).argmax(axis=1)
+    value_S = np.minimum(np.array(contexts)[ends], limit or longest)
+    value = int(value_S[0])
     sampled_S = value_S[min(1, len(value_S) - 1) :]
-    interval = np.quantile(sampled_S, INTERVAL, method="inverted_cdf")
-    return [
-        int(value_S[0]),
-        *interval.astype(int).tolist(),
-    ]
+    low, high = np.quantile(sampled_S, INTERVAL, method="inverted_cdf")
+    is_open = limit is None or limit > longest
+    return value, is_open and value == longest, int(low), int(high)
 
 
 def measured_steps(

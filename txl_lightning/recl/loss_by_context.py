@@ -89,9 +89,11 @@ def group_results(
     )
     models = []
     for name, losses_CP in losses.items():
-        entries = {"name": name, **_loss_entries(losses_CP, contexts, blocks, level)}
-        entries["recl"] = {str(float(r)): asdict(length) for r, length in lengths[name].items()}
-        models.append(entries)
+        of_fractions = {}
+        for r, length in lengths[name].items():
+            of_fractions[str(float(r))] = asdict(length)
+        entries = _loss_entries(losses_CP, contexts, blocks, level)
+        models.append({"name": name, **entries, "recl": of_fractions})
     is_cut_P = positions - contexts[-1] < begins
     return {
         "unit": loss_unit(level),

@@ -51,16 +51,12 @@ def position_blocks(
     step = int(np.diff(contexts).min())
     n_blocks = max(FEWEST_BLOCKS, n_positions // (WIDTH * len(contexts)))
     n_blocks = min(n_blocks, n_positions)
-    last = n_tokens - 1
-    first = 0
-    if last // n_blocks < max_context + -(-n_positions // n_blocks) * step:
-        first = max_context - 1  # not every stretch has room for the longest context
-    lengths = np.arange(n_blocks + 1) * (last - first) // n_blocks
-    positions_before = -(-lengths * n_positions // (last - first))
+    edges, sizes = _stretches(n_tokens, n_positions, n_blocks, max_context, step)
     generator = np.random.default_rng(seed)
     positions = []
-    for number, size in enumerate(np.diff(positions_before)):
-        start, end = first + lengths[number : number + 2]
+    for number, size in enumerate(sizes):
+        start = edges[number]
+        end = edges[number + 1]
         distance = step
         if size * step > end - start:
             distance = max(1, step // -(-size * step // (end - start)))
@@ -69,6 +65,27 @@ def position_blocks(
             room = block[0] - max(max_context, start + 1)
             block -= generator.integers(room + 1)
         positions.append(block)
-    numbers = np.repeat(np.arange(n_blocks), np.diff(positions_before))
+    numbers = np.repeat(np.arange(n_blocks), sizes)
     _, blocks = np.unique(numbers, return_inverse=True)  # without empty ones
     return np.concatenate(positions), blocks
+
+
+def _stretches(
+    n_tokens: int,
+    n_positions: int,
+    n_blocks: int,
+    max_context: int,
+    step: int,
+) -> tuple[Integers, Integers]:
+    """Return the stretches' edges and each one's positions, in proportion to its length.
+
+    The first stretch leaves room for the longest context if not every stretch has that much.
+    """
+    last = n_tokens - 1
+    first = 0
+    if last // n_blocks < max_context + -(-n_positions // n_blocks) * step:
+        first = max_context - 1
+    room = last - first
+    lengths = np.arange(n_blocks + 1) * room // n_blocks
+    positions_before = -(-lengths * n_positions // room)
+    return first + lengths, np.diff(positions_before)

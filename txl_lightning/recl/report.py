@@ -82,9 +82,10 @@ def _losses(model: Entries, results: Entries) -> Entries:
         "kind": model.get("kind", ""),
         "sees at most": model.get("limit") or "no limit",
     }
+    errors = model[f"{unit}_standard_error"]
     for c in (0, -1):
-        error = model[f"{unit}_standard_error"][c]
-        row[f"{unit} at {results['contexts'][c]} tokens"] = f"{model[unit][c]:.3f} ± {error:.3f}"
+        title = f"{unit} at {results['contexts'][c]} tokens"
+        row[title] = f"{model[unit][c]:.3f} ± {errors[c]:.3f}"
     return row
 
 

@@ -28,6 +28,8 @@ TRANSFORMER_XL_TOKENS = 4_096  # on the CPU: its softmax reads the scored tokens
 GPU_TOKENS = 16_384
 LONG_WINDOW = 2_048  # tokens; a longer one is read in chunks where the model allows it
 CHUNK = 256
+LARGEST = 700.0  # nats; a perplexity of a larger loss would overflow
+ROUNDING = 1e-3  # nats, of a loss of 0
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,7 @@ class WindowReader:
         T = windows_BT.shape[1] - 1
         model = self.model
         size = self.segment_len or T
-        edges = [
-            0,
-            *range((T - 1) % size + 1, T + 1, size),
-        ]
+        edges = [0, *range((T - 1) % size + 1, T + 1, size)]
         is_long = self.one_pass and T > LONG_WINDOW
         leaves_targets_out = len(contexts) <= T - contexts[0]
         if is_long and can_cache(model):
@@ -265,7 +264,7 @@ def window_losses(
         title: title for the progress to show; "" for none.
 
     Raises:
-        ValueError: a position has too few tokens before it.
+        ValueError: a position has too few tokens before it; the model's losses have another shape or are not -log P.
     """
     visible_C = np.array([reader.visible(context) for context in contexts])
     longest = visible_C.max()
@@ -275,4 +274,7 @@ def window_losses(
     begins_CP = np.maximum(positions - visible_C[:, None], begins)
     targets_CP = np.broadcast_to(positions, begins_CP.shape)
     losses_N = read_windows(reader, tokens, begins_CP.ravel(), targets_CP.ravel(), title)
+    are_losses = (losses_N > -ROUNDING) & (losses_N < LARGEST)
+    if not are_losses.all():
+        raise ValueError(f"its losses are not -log P in 0 … {LARGEST:g} nats")
     return losses_N.reshape(begins_CP.shape)
