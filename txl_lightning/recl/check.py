@@ -9,7 +9,7 @@ import numpy as np
 
 from txl_lightning.recl.effective_context import Array
 from txl_lightning.recl.models import Member
-from txl_lightning.recl.windows import read_windows
+from txl_lightning.recl.windows import read_windows, require_losses
 
 N_BEGINS = 3  # windows for each length
 ROUNDING = 1e-3  # share of the losses' standard deviation, in float32
@@ -44,6 +44,7 @@ def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Memb
     targets_N = begins_N + np.tile(tried_C, N_BEGINS)
     direct = replace(reader, one_pass=False)
     exact = read_windows(direct, tokens, begins_N, targets_N)
+    require_losses(exact)
     losses = read_windows(reader, tokens, begins_N, targets_N)
     if not _are_close(losses, exact):
         reader = direct

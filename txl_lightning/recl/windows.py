@@ -55,13 +55,13 @@ class WindowReader:
         return min(context, self.limit)
 
     def windows_at_once(self, context: int) -> int:
-        """Return how many windows with c tokens make a batch: beyond long windows, it has fewer tokens."""
+        """Return how many windows with c tokens make a batch."""
         tokens = BATCH_TOKENS
         if isinstance(self.model, TransformerXL):
             tokens = TRANSFORMER_XL_TOKENS
         if device_of(self.model).type != "cpu":
             tokens = GPU_TOKENS
-        return max(1, tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
+        return max(1, tokens // context)
 
     def losses(self, windows_BT: Tensor, contexts: Integers) -> Tensor:
         """Return the losses, [B, C], in nats: for each window its c-th target, for every c, ascending.
@@ -274,7 +274,12 @@ def window_losses(
     begins_CP = np.maximum(positions - visible_C[:, None], begins)
     targets_CP = np.broadcast_to(positions, begins_CP.shape)
     losses_N = read_windows(reader, tokens, begins_CP.ravel(), targets_CP.ravel(), title)
+    require_losses(losses_N)
+    return losses_N.reshape(begins_CP.shape)
+
+
+def require_losses(losses_N: Array) -> None:
+    """Raise a ValueError unless all losses are -log P, up to rounding."""
     are_losses = (losses_N > -ROUNDING) & (losses_N < LARGEST)
     if not are_losses.all():
         raise ValueError(f"its losses are not -log P in 0 … {LARGEST:g} nats")
-    return losses_N.reshape(begins_CP.shape)
