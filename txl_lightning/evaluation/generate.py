@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from txl_lightning.config.lengths import training_lengths
-from txl_lightning.config.schemas import check_values
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.commands import open_checkpoint, open_text, options_as_typed
@@ -112,7 +111,6 @@ def check_options(options: GenerateOptions) -> None:
         options.prompt,
         allowed,
     )
-    check_values(options)
     Sampling(options.top_k, options.top_p, options.temperature).check()
     require(options.stop != "", "stop", options.stop, "must be a text, or null")
 
