@@ -31,7 +31,7 @@ def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert "share of tokens whose loss exceeds a threshold" in run_txl("--help").out
     assert "n_tokens: 1000" in run_txl("share", "--help").out
     without = run_txl("share", "hydra.run.dir=none", directory=tmp_path)
-    assert without.err == "txl share: checkpoint: must be given (checkpoint=…)\n"
+    assert "`ShareOptions` has missing mandatory value: checkpoint" in without.err
 
 
 def reading_paths() -> list[list[str]]:
