@@ -91,10 +91,10 @@ def names_of(made: list[Any], package: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", choices("callbacks"))
-def test_every_choice_of_callbacks_makes_its_class(name: str) -> None:
+def test_every_choice_of_callbacks_makes_its_class(name: str, tmp_path: Path) -> None:
     config = composed(f"callbacks={name}")
     classes = [given["_target_"] for given in config.callbacks.values()]
-    assert names_of(own_callbacks(config), "callbacks") == classes
+    assert names_of(own_callbacks(config, tmp_path), "callbacks") == classes
     assert bool(classes) == (name != "none")
 
 

@@ -50,10 +50,10 @@ def test_no_logger_changes_a_bit_also_after_a_stop(
     )
     if LOGGERS[module]:
         config.logger.each[module] = LOGGERS[module]
-    config.trainer.callbacks = [{"_target_": f"{Stopper.__module__}.Stopper", "step": 7}]
+    config.callbacks["stopper"] = {"_target_": f"{Stopper.__module__}.Stopper", "step": 7}
     with pytest.raises(Stopped):
         train(config, tmp_path / "run")
-    config.trainer.callbacks = []
+    config.callbacks = {}
     config.resume = "auto"
     plain = trained(*words) / "run"
     metrics = json.loads((plain / "metrics.json").read_text())

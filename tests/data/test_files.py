@@ -38,10 +38,7 @@ NAMES = [
 def test_files_that_are_splits_are_splits(
     tmp_path: Path, names: tuple[str, ...], kind: str
 ) -> None:
-    paths = files(
-        tmp_path / "texts",
-        dict(zip(names, SPLIT_TEXTS.values(), strict=True)),
-    )
+    paths = files(tmp_path / "texts", dict(zip(names, SPLIT_TEXTS.values(), strict=True)))
     chosen: dict[str, Any] = {
         "folder": str(tmp_path / "texts"),
         "list": paths[::-1],
@@ -72,10 +69,8 @@ def test_files_without_splits_are_joined_and_said_with_their_names(
             "tr.txt": "d" * 20,
         },
     )
-    assert (
-        text_of(corpus_of(str(tmp_path / "code"), tmp_path))
-        == "a" * 10 + "b" * 10 + "c" * 80 + "d" * 20
-    )
+    expected = "a" * 10 + "b" * 10 + "c" * 80 + "d" * 20
+    assert text_of(corpus_of(str(tmp_path / "code"), tmp_path)) == expected
     assert "a.py, b.py, model.py and 1 more files joined and cut" in capsys.readouterr().err
 
 
@@ -139,13 +134,7 @@ def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path, capsys: Output) -
     assert text_of(corpus_of(str(tmp_path / "texts"), tmp_path)) == "a" * 50 + "b" * 50
     assert "c.png, d.dat left out: no format that is read" in capsys.readouterr().err
     files(tmp_path / "c4", {"a.json.gz": gzip.compress(JSON_LINES * 9), "README.md": "about"})
-    assert "about" not in text_of(
-        corpus_of(
-            str(tmp_path / "c4"),
-            tmp_path,
-            level="byte",
-        )
-    )
+    assert "about" not in text_of(corpus_of(str(tmp_path / "c4"), tmp_path))
     assert "README.md left out" in capsys.readouterr().err
 
 
@@ -187,22 +176,12 @@ def test_a_file_that_is_no_text_is_refused(
 
 def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path) -> None:
     train = "to be or not to be or not once\n" + "to be\n" * 9
-    paths = files(
-        tmp_path,
-        {
-            "train.txt": train,
-            "valid.txt": "to be new\n" * 5,
-            "test.txt": "new be\n" * 5,
-        },
-    )
+    contents = {"train.txt": train, "valid.txt": "to be new\n" * 5, "test.txt": "new be\n" * 5}
+    paths = files(tmp_path, contents)
     corpus = corpus_of(paths, tmp_path, level="word")
     start = corpus.vocabulary.decode(corpus.splits["train"][:10])
     assert start == "to be or not to be or not <unk>\n"
-    assert corpus.unknown == {
-        "train": 1 / 37,
-        "valid": 1 / 4,
-        "test": 1 / 3,
-    }
+    assert corpus.unknown == {"train": 1 / 37, "valid": 1 / 4, "test": 1 / 3}
     assert corpus.unknown_share("test") == " with 33.3% <unk> (5)"
     characters = corpus_of(paths, tmp_path, level="char", min_count=2)
     assert characters.unknown["train"] == train.count("c") / len(train)
@@ -211,19 +190,9 @@ def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path) -> None
         corpus_of(paths, tmp_path, min_count=2)
 
 
-NO_WORDS = [
-    (
-        "".join(f"字{n}文\n" for n in range(9_000)),
-        "training words are <unk>, .* use data.level=bpe",
-    ),
-    ("all on one line " * 500, "the valid split is empty: cuts are at the ends of lines, .*: use"),
-]
-
-
-@pytest.mark.parametrize(("text", "words"), NO_WORDS)
-def test_a_text_that_cannot_be_words_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    (path,) = files(tmp_path, {"text.txt": text})
-    with pytest.raises(UserError, match=words):
+def test_a_text_that_cannot_be_words_is_refused(tmp_path: Path) -> None:
+    (path,) = files(tmp_path, {"text.txt": "all on one line " * 500})
+    with pytest.raises(UserError, match="valid split is empty: cuts are at the ends of lines"):
         corpus_of(path, tmp_path, level="word")
 
 

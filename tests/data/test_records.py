@@ -84,11 +84,12 @@ def test_shards_whose_first_record_is_long_are_records(tmp_path: Path) -> None:
 
 
 def test_quotes_of_tsv_are_characters(tmp_path: Path) -> None:
-    rows = b'id\ttext\n1\t"an open quote\n2\tsecond\n3\t"closed" one\n'
+    """Version 0.5.0 read the first three rows as one record with ids inside."""
+    rows = 'id\ttext\n1\t"an open quote\n2\tsecond\n3\ta closed one"\n4\tlast\n'
     (path,) = files(tmp_path, {"validated.tsv": rows})
-    assert records_of(tmp_path, path) == ['"an open quote\n', "second\n", '"closed" one\n']
-    quoted = csv_of("\t")
-    (path,) = files(tmp_path, {"quoted.tsv": quoted})
+    expected = ['"an open quote\n', "second\n", 'a closed one"\n', "last\n"]
+    assert records_of(tmp_path, path) == expected
+    (path,) = files(tmp_path, {"quoted.tsv": csv_of("\t")})
     assert len(records_of(tmp_path, path, format="csv")) == len(TEXTS)
 
 
@@ -130,8 +131,6 @@ def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: Output
 BAD = [
     ("not JSON", "line 2 .*JSONDecodeError"),
     ('{"text": 7}', "line 2 .*must be a text, not 7"),
-    ('{"text": ["a", "b"]}', "line 2 .*must be a text, not .'a', 'b'"),
-    ('{"text": {"raw": "a"}}', "line 2 .*must be a text, not .'raw': 'a'"),
     ('{"text": "\\ud800"}', "line 2 .*surrogates not allowed"),
     ("[" * 100_000, "line 2 .*RecursionError"),
     (b'{"text": "\xff"}', "line 2 .*UnicodeDecodeError"),
@@ -145,7 +144,7 @@ def test_a_bad_record_ends_with_its_line_or_is_counted(
 ) -> None:
     bad = line if isinstance(line, bytes) else line.encode()
     (path,) = files(tmp_path, {"a.jsonl": b'{"text": "a"}\n' + bad + b'\n{"text": "b"}\n'})
-    with pytest.raises(OptionError, match=f"{words}.*data.skip_bad=true leaves such records out"):
+    with pytest.raises(OptionError, match=f"{words}.*data.skip_bad=true leaves it out"):
         records_of(tmp_path, path)
     assert records_of(tmp_path, path, skip_bad=True) == ["a\n", "b\n"]
     assert "1 records cannot be read; left out" in capsys.readouterr().err
@@ -154,18 +153,15 @@ def test_a_bad_record_ends_with_its_line_or_is_counted(
 def test_a_broken_list_of_json_always_ends(tmp_path: Path) -> None:
     """Nothing says where its next record begins."""
     (path,) = files(tmp_path, {"a.json": '[{"text": "a"}, {"text": "b}, {"text": "c"}]'})
-    with pytest.raises(OptionError, match=r"the file after record 1 cannot be read .*not JSON"):
+    with pytest.raises(UserError, match=r"a\.json: cannot be read .*not JSON"):
         records_of(tmp_path, path, skip_bad=True)
 
 
 def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
     rows = 'text,n\n"Hello",1\n"he said "so",2\nlast,3\n'
     (path,) = files(tmp_path, {"a.csv": rows})
-    words = r"the file after record 1 cannot be read .Error: ',' expected after"
-    with pytest.raises(OptionError, match=words):
-        records_of(tmp_path, path, skip_bad=True)
-    (path,) = files(tmp_path, {"b.csv": 'text,n\n"Hello,1\nlast,3\n'})
-    with pytest.raises(OptionError, match=r"cannot be read .Error: unexpected end of data"):
+    words = r"a\.csv: cannot be read .ValueError: after line 2: ',' expected"
+    with pytest.raises(UserError, match=words):
         records_of(tmp_path, path, skip_bad=True)
 
 
@@ -174,10 +170,9 @@ DAMAGED = [
     (
         "a.json",
         b'[{"text": "a"}, {"text": "b"}',
-        "the file after record 2 cannot be read .*not JSON",
+        r"a\.json: cannot be read .*not JSON",
     ),
-    ("a.csv", b"text,text\na,b\n", "must be a column of .*a.csv: text, text"),
-    ("a.csv", "text\nword\n".encode("utf-16"), "the file cannot be read .UnicodeDecodeError"),
+    ("a.csv", "text\nword\n".encode("utf-16"), r"a\.csv: cannot be read .UnicodeDecodeError"),
     (
         "a.jsonl",
         JSON_LINES.replace(b"\n", b"\r"),
@@ -189,14 +184,13 @@ DAMAGED = [
         "record 1 cannot be read .TypeError: must be a text, not 0",
     ),
     ("a.json", b'["a", "b"]', "it is not a JSON object"),
-    ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*not have the header.s 2 fields"),
+    ("a.csv", b"id,text\n1,abc,d\n", "record 1 .*not have the fields of the header"),
     (
         "a.parquet",
         b"PAR1" + bytes(99) + b"\xff" * 4 + b"PAR1",
-        r"a\.parquet: the file cannot be read \(Arrow",
+        r"a\.parquet: cannot be read \(Arrow",
     ),
-    ("a.arrow", bytes(99), r"a\.arrow: the file cannot be read"),
-    ("a.json.gz", gzip.compress(JSON_LINES, mtime=0)[:-9], "a.json.gz: cannot be read"),
+    ("a.arrow", bytes(99), r"a\.arrow: cannot be read"),
     ("a.txt.xz", lzma.compress(b"text" * 999)[:-9], "a.txt.xz: cannot be read"),
 ]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import chain
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -206,6 +207,21 @@ def test_documents_are_encoded_each_for_itself(way: str) -> None:
             tokens += chunk.tolist()
         assert tokens == list(chain.from_iterable(expected))
         assert begins == np.cumsum([len(ids) for ids in expected])[:-1].tolist()
+
+
+@pytest.mark.parametrize("way", ["cl100k", "metaspace"])
+def test_short_documents_take_work_that_grows_with_their_number(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each document, version 0.5.0 summed the lengths of all before it: two million calls here."""
+    lengths = Mock(side_effect=len)
+    monkeypatch.setattr(subwords, "len", lengths, raising=False)
+    documents = [f"record {n}\n".encode() for n in range(2_000)]
+    vocabulary = Vocabulary.of_tokenizer(tokenizer(way))
+    lengths.reset_mock()
+    chunks = list(vocabulary.encode_documents([documents]))
+    assert sum(len(begins) for _, begins in chunks) == len(documents) - 1
+    assert lengths.call_count < 10 * len(documents)
 
 
 def test_the_white_space_that_divides_is_that_of_the_expression() -> None:

@@ -69,7 +69,6 @@ def test_an_adaptive_softmax_waits_once(tmp_path):
 NOTICED = {
     "trainer.log_every_n_steps": 6,
     "checkpoint.every_n_steps": 5,
-    "checkpoint.keep_every_n_steps": 8,
 }
 NOTICED |= {"trainer.val_every_n_steps": 7, "trainer.max_steps": 12}
 

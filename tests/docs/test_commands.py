@@ -58,7 +58,6 @@ OTHER_PROGRAMS = {
 # Options that replace those on the page, and options that are added where the page does not have them.
 REPLACED = {
     "attention_lengths": "[30,60]",
-    "checkpoint.keep_every_n_steps": "3",
     "context_curve.every_n_steps": "3",
     "data.vocab_size": "300",
     "max_segments": "40",

@@ -14,7 +14,7 @@ from tests.devices.arms import ARMS, make, tokens, unread_clusters
 from tests.gpu_path.counting import Launches
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.model import gpu
-from txl_lightning.model.attention import AttentionInputs, attend_with_kernel
+from txl_lightning.model.attention import AttentionInputs, attend_with_kernel, masked_scores
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.training.scoring import compiled
@@ -134,6 +134,35 @@ def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
             [nll_BT, of_all_BTV, *(p.grad for p in model.parameters() if p.grad is not None)]
         )
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+
+
+def test_padded_heads_of_narrow_tables_change_no_loss(monkeypatch):
+    config = TransformerXLConfig(cutoffs=(5, 12), div_val=2, **ODD)
+    model = TransformerXL(config).double().eval()
+    window = torch.randint(31, (2, 8), generator=torch.Generator().manual_seed(0))
+    expected, _ = model.score(window[:, :-1], window[:, 1:])
+    monkeypatch.setattr(gpu, "n_padding", lambda n, x: -n % 8)
+    padded, _ = model.score(window[:, :-1], window[:, 1:])
+    torch.testing.assert_close(padded, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_padded_distances_change_no_score_under_a_mask_that_is_not_causal(monkeypatch):
+    H, T, K, E = 2, 3, 10, 4
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random, dtype=torch.float64)
+
+    q = draw(H, 1, T, E)
+    k = draw(H, 1, K, E)
+    r = draw(H, K + 1, E)
+    u = draw(H, E)
+    v = draw(H, E)
+    visible = VisibleKeys(torch.zeros(T, K, dtype=torch.float64), causal=False)
+    inputs = AttentionInputs(q, k, k, r, u, v, None, "abcd", visible)
+    expected = masked_scores(inputs)
+    monkeypatch.setattr(gpu, "n_padding", lambda n, x: -n % 8)
+    torch.testing.assert_close(masked_scores(inputs), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.1}, {"documents": True}], ids=str)

@@ -46,9 +46,10 @@ class Collectives(L.Callback):
 def test_two_ranks_exchange_gradients_and_one_flag(tmp_path):
     """One bucket of gradients, and one flag through gloo, which no GPU waits for."""
     config = tiny_config(tmp_path, *OPTIONS, "trainer.log_every_n_steps=100", "trainer.devices=2")
-    config.trainer.callbacks = [
-        {"_target_": f"{__name__}.Collectives", "file": f"{tmp_path}/found.json"}
-    ]
+    config.callbacks["collectives"] = {
+        "_target_": f"{__name__}.Collectives",
+        "file": f"{tmp_path}/found.json",
+    }
     run.train(config, tmp_path / "run")
     assert json.loads((tmp_path / "found.json").read_text()) == {"c10d::allreduce_": 2.0}
 

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from tests.covering import product_of
 from tests.model.tiny_model import ENCODINGS, STATEFUL, VOCABULARY, random_stream, tiny_model
+from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.model import SlidingWindow, generate, generate_all
+from txl_lightning.model.inference.cached import can_cache
 
 MODELS = {
     "txl": lambda: tiny_model(mem_len=30),
@@ -116,6 +118,19 @@ def test_a_model_in_training_is_refused(model):
     with pytest.raises(RuntimeError, match="call eval"):
         list(generate(model, random_stream(1, 3), 3))
     drawn(model.eval(), random_stream(1, 3), 3)
+
+
+class Mute(TransformerXL):
+    """A variant that can be cached and says that it cannot generate."""
+
+    cannot = {"generation": "it only listens"}  # noqa: RUF012
+
+
+def test_a_model_that_cannot_generate_is_refused_cached_or_not():
+    model = Mute(TransformerXLConfig(VOCABULARY, mem_len=4, n_layer=1)).eval()
+    assert can_cache(model)
+    with pytest.raises(OptionError, match="Mute: cannot generate: it only listens"):
+        generate(model, random_stream(1, 3), 2)
 
 
 UNEQUAL: dict[str, dict[str, Any]] = {

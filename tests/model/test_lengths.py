@@ -163,3 +163,9 @@ def test_lengths_that_cannot_be_are_refused_in_one_line(arm):
                 None,
                 torch.tensor(lengths),
             )
+
+
+def test_the_last_tokens_and_places_are_not_asked_for_together():
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="give either n_last or places_Q"):
+        tiny_model()(tokens, n_last=2, places_Q=torch.tensor([3]))

@@ -159,7 +159,7 @@ def bare_module(
         testing=False,
         estimated_stepping_batches=10,
     )
-    module._log = lambda *args, **options: None  # type: ignore[method-assign]
+    module.log = lambda *args, **options: None  # type: ignore[method-assign]
     return module
 
 

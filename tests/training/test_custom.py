@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from tests.training.small_run import logged_rows, stored_memory, tiny_config, train_tiny, trained
 from tests.training.test_saving import VARYING
 from txl_lightning.errors import Stopped, UserError
-from txl_lightning.evaluation.trained import read_file
+from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.training.run import run, train
 
 LIGHTNING = "lightning.pytorch.callbacks"
@@ -32,30 +32,23 @@ class Keeper(Callback):
 def test_a_state_that_could_not_be_read_again_ends_the_run_at_its_first_checkpoint(
     tmp_path: Path,
 ) -> None:
-    config = tiny_config(tmp_path, f"trainer.callbacks=[{{_target_: {__name__}.Keeper}}]")
-    with pytest.raises(UserError, match=r"^trainer\.callbacks: the state of one holds more than"):
+    config = tiny_config(tmp_path, f"callbacks.keeper={{_target_: {__name__}.Keeper}}")
+    with pytest.raises(UserError, match=r"^callbacks: the state of one holds more than"):
         train(config, tmp_path / "run")
     assert not list((tmp_path / "run/checkpoints").glob("*"))
 
 
-def test_what_is_no_callback_is_refused_before_it_is_called(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path)
-    config.trainer.callbacks = [{"_target_": "os.mkdir", "path": str(tmp_path / "made")}]
-    with pytest.raises(UserError, match=r"^trainer.callbacks=os.mkdir: cannot be made"):
-        train(config, tmp_path / "run")
-    assert not (tmp_path / "made").exists()
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_checkpoint_of_a_user_is_named_by_its_step(tmp_path: Path) -> None:
-    """Validated after 5 and 10 steps: a logged `step` would be the name of all checkpoints between."""
-    config = tiny_config(tmp_path, "logger=csv")
-    keep = {"filename": "{step}", "every_n_train_steps": 4, "save_top_k": -1}
-    keep |= {"_target_": f"{LIGHTNING}.ModelCheckpoint", "dirpath": str(tmp_path / "kept")}
-    config.trainer.callbacks = [keep]
-    train(config, tmp_path / "run")
+def test_weights_of_every_n_steps_are_named_by_their_step(tmp_path: Path) -> None:
+    """By Lightning's ModelCheckpoint: a logged `step` would name them after the last validation, of step 5 or 10."""
+    every = "callbacks.keep_weights.every_n_train_steps=4"
+    train_tiny(tmp_path, "callbacks=keep_weights", every, "logger=csv")
+    folder = tmp_path / "run/checkpoints/keep_weights"
+    assert len(list(folder.iterdir())) == 3
     for step in (4, 8, 12):
-        assert read_file(tmp_path / f"kept/step={step}.ckpt")["global_step"] == step
+        assert load_trained(folder / f"step{step}.ckpt").step == step
+    resume = f"resume={folder / 'step4.ckpt'}"
+    with pytest.raises(UserError, match=r"resume=.*step4.ckpt: holds weights only"):
+        train_tiny(tmp_path, resume, name="other")
 
 
 def test_early_stopping_ends_the_run_which_keeps_its_end(
@@ -63,7 +56,7 @@ def test_early_stopping_ends_the_run_which_keeps_its_end(
 ) -> None:
     config = tiny_config(tmp_path, "trainer.max_steps=40")
     stopping = {"monitor": "val/nll", "min_delta": 100, "patience": 1}
-    config.trainer.callbacks = [{"_target_": f"{LIGHTNING}.EarlyStopping", **stopping}]
+    config.callbacks["stopping"] = {"_target_": f"{LIGHTNING}.EarlyStopping", **stopping}
     (line, *_) = run(config, tmp_path / "run")
     why = "EarlyStopping (Monitored metric val/nll did not improve in the last 1 records. Best score: "
     assert f" after 10 steps, ended by {why}" in line  # validated every 5 steps
@@ -109,18 +102,14 @@ def test_callbacks_that_watch_change_no_bit(tmp_path: Path, devices: int) -> Non
     config = tiny_config(tmp_path, *words, "logger=csv")
     second = {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "second"}
     config.logger.each["second"] = second
-    watching = [{"_target_": f"{__name__}.Noting", "file": str(tmp_path / "seen")}]
+    seen = str(tmp_path / "seen")
+    config.callbacks["noting"] = {"_target_": f"{__name__}.Noting", "file": seen}
     for name, options in WATCHING.items():
-        watching.append(
-            {
-                "_target_": f"{LIGHTNING}.{name}",
-                **options,
-            }
-        )
-    config.trainer.callbacks = [*watching, {"_target_": f"{__name__}.Stopper", "step": 7}]
+        config.callbacks[name] = {"_target_": f"{LIGHTNING}.{name}", **options}
+    config.callbacks["stopper"] = {"_target_": f"{__name__}.Stopper", "step": 7}
     with pytest.raises(Stopped):
         train(config, tmp_path / "run")
-    config.trainer.callbacks = watching
+    config.callbacks["stopper"] = None
     config.resume = "auto"
     train(config, tmp_path / "run")
     checkpoints = [
@@ -144,28 +133,6 @@ class Stopper(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.global_step == self.step and trainer.is_global_zero:
             signal.raise_signal(signal.SIGTERM)
-
-
-def test_another_logger_gets_the_curves_and_the_configuration(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, "logger=none", "trainer.log_every_n_steps=4")
-    config.logger.each["mine"] = {"_target_": "lightning.pytorch.loggers.CSVLogger"}
-    train(config, tmp_path / "run")
-    rows = logged_rows(tmp_path / "run/lightning_logs")
-    assert [row["step"] for row in rows if "train/nll" in row] == ["4", "8", "12"]
-    assert [row["step"] for row in rows if "val/nll" in row] == ["5", "10", "12"]
-    assert "max_steps: 12" in (tmp_path / "run/lightning_logs/version_0/hparams.yaml").read_text()
-
-
-def test_a_logger_that_cannot_be_made_leaves_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = "lightning.fabric.loggers.tensorboard"
-    monkeypatch.setattr(f"{module}._TENSORBOARD_AVAILABLE", False)
-    monkeypatch.setattr(f"{module}._TENSORBOARDX_AVAILABLE", False)
-    words = r"^logger\.tensorboard=.*TensorBoardLogger: cannot be made: ModuleNotFoundError"
-    with pytest.raises(UserError, match=words):
-        train_tiny(tmp_path, "logger=tensorboard")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_disabled_run_of_wandb_writes_none(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from tests.training.small_run import bare_module, tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.evaluation import hardware
 from txl_lightning.evaluation.hardware import resolve_accelerator, resolve_precision
-from txl_lightning.training import module
 
 
 def test_auto_takes_the_first_accelerator_that_the_machine_has(
@@ -66,17 +65,10 @@ def test_the_speedup_is_the_ratio_of_two_measured_times() -> None:
     assert 0.01 < hardware.cpu_bfloat16_speedup() < 100
 
 
-@pytest.mark.parametrize("without_float64", [(), ("cpu",)])
-def test_sums_of_losses_stay_in_float64(monkeypatch: Patch, without_float64: tuple[str]) -> None:
-    """Let losses of the CPU stand for those of Apple's GPU, which lacks float64; float32 would lose the ones."""
-    monkeypatch.setattr(module, "WITHOUT_FLOAT64", without_float64)
+def test_sums_of_losses_are_in_float64() -> None:
+    """Float32 would lose the ones."""
     sums = bare_module(TransformerXL(TransformerXLConfig(vocab_size=256)))
     tokens = torch.zeros(1, 3, dtype=torch.int64)
-
-    sums.add_losses(
-        torch.tensor([[2.0**30]]),
-        tokens[:, :1],
-    )
+    sums.add_losses(torch.tensor([[2.0**30]]), tokens[:, :1])
     sums.add_losses(torch.ones(1, 3), tokens)
-
     assert sums.evaluation_sums.tolist() == [2.0**30 + 3, 4, 4]

@@ -15,7 +15,6 @@ from txl_lightning.training.optimizers import (
     MuonWithAdam,
     learning_rate,
     make_optimizer,
-    matrices_of_layers,
     orthogonalize,
 )
 from txl_lightning.variants.compressive import CompressiveConfig, CompressiveTransformerXL
@@ -40,11 +39,15 @@ SIZES = TransformerXLConfig(
     mem_len=4,
     untie_biases=True,
 )
-GRU = {
+STACKED = {  # matrices that one weight holds
+    "attention.qkv": 3,
     "attention_residual.gates": 3,
     "attention_residual.input_gates": 2,
     "feed_forward_residual.gates": 3,
     "feed_forward_residual.input_gates": 2,
+    "lstm.weight_ih_l0": 4,
+    "lstm.weight_hh_l0": 4,
+    "gates": 3,
 }
 MODELS = {
     "txl": lambda: TransformerXL(SIZES),
@@ -77,45 +80,25 @@ def draw_gradients(model: torch.nn.Module, seed: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
-@pytest.mark.parametrize(
-    ("name", "stacked"),
-    [
-        ("txl", {"attention.qkv": 3}),
-        ("terms ac", {"attention.qkv": 2}),
-        ("lstm", {"lstm.weight_ih_l0": 4, "lstm.weight_hh_l0": 4}),
-        ("qrnn", {"gates": 3}),
-        ("gru", {"attention.qkv": 3, **GRU}),
-    ],
-)
-def test_a_module_says_how_many_matrices_a_weight_holds(name: str, stacked: dict[str, int]) -> None:
-    model = MODELS[name]()
-    matrices = dict(matrices_of_layers(model))
-    found = {}
-    for weight_name, parameter in model.named_parameters():
-        if weight_name.startswith("layers.0.") and matrices.get(parameter, 1) > 1:
-            found[weight_name.removeprefix("layers.0.").removesuffix(".weight")] = matrices[
-                parameter
-            ]
-    assert found == stacked
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_equals_torchs_muon_on_each_matrix_and_adams_on_the_rest(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]()
     draw_gradients(model, seed=1)
-    n_matrices = dict(matrices_of_layers(model))
     expected = {}
     for parameter_name, parameter in model.named_parameters():
-        assert (parameter in n_matrices) == is_matrix(parameter_name, parameter)
         parts = []
-        n = n_matrices.get(parameter, 1)
+        n = 1
+        if is_matrix(parameter_name, parameter):
+            n = STACKED.get(parameter_name.split(".", 2)[2].removesuffix(".weight"), 1)
+            if name == "terms ac" and n == 3:
+                n = 2  # no queries
         for part, gradient in zip(parameter.chunk(n), parameter.grad.chunk(n), strict=True):
             alone = torch.nn.Parameter(part.detach().clone())
             alone.grad = gradient.clone()
             parts.append(alone)
         torch_optimizer = torch.optim.AdamW(parts, lr=0.02, weight_decay=0.1)
-        if parameter in n_matrices:
+        if is_matrix(parameter_name, parameter):
             how = {"adjust_lr_fn": "match_rms_adamw"}
             torch_optimizer = torch.optim.Muon(
                 parts,
@@ -137,33 +120,18 @@ def is_matrix(name: str, parameter: torch.Tensor) -> bool:
     return name.startswith("layers.") and parameter.ndim == 2
 
 
-@pytest.mark.parametrize("sides", [(12, 12), (12, 20), (12, 48)])
-def test_its_iteration_in_float32_is_that_of_float64(sides: tuple[int, int]) -> None:
+def test_its_iteration_in_float32_is_that_of_float64() -> None:
     """Newton and Schulz's iteration as published, in float64; bfloat16 is a hundred times as far from it."""
     torch.manual_seed(5)
-    gradient = torch.randn(sides) * torch.logspace(-3, 0, sides[1])
+    gradient = torch.randn(12, 20) * torch.logspace(-3, 0, 20)
     X = gradient.double() / gradient.double().norm()
     for _ in range(5):
         gram = X @ X.T
         X = 3.4445 * X + (-4.7750 * gram + 2.0315 * gram @ gram) @ X
-    single = orthogonalize(gradient[None])[0]
-    half = orthogonalize(gradient.bfloat16()[None])[0]
-    error = float((single - X).abs().max())
+    error = float((orthogonalize(gradient[None])[0] - X).abs().max())
     assert error < 2e-5
-    assert float((half - X).abs().max()) > 100 * error
-
-
-def test_make_optimizer_hands_the_number_type_on() -> None:
-    weights = []
-    for ns_precision in ("bf16-true", "32-true"):
-        torch.manual_seed(0)
-        model = MODELS["txl"]()
-        draw_gradients(model, seed=1)
-        optimizer, _ = make_optimizer(model, replace(MUON, ns_precision=ns_precision), 10, True)
-        optimizer.step()
-        weights.append(model.get_parameter("layers.0.attention.qkv.weight").detach())
-    assert not torch.equal(*weights)
-    torch.testing.assert_close(*weights, atol=5e-4, rtol=0)
+    in_bfloat16 = orthogonalize(gradient.bfloat16()[None])[0]
+    assert float((in_bfloat16 - X).abs().max()) > 100 * error
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

@@ -21,11 +21,11 @@ from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.fixtures import Output, Patch
-from tests.training.small_run import csv_rows, evaluated, patch_module, tiny_config, trained
+from tests.training.small_run import csv_rows, evaluated, patch_module, trained
 from txl_lightning import LanguageModelModule, load_trained
 from txl_lightning.data.streams import Streams
 from txl_lightning.errors import UserError, notice
-from txl_lightning.training.run import make_data
+from txl_lightning.evaluation.trained import read_file
 
 RUN = ("model.dropout=0", "trainer.max_steps=6", "trainer.val_every_n_steps=6")
 QUIET: dict[str, Any] = {
@@ -40,6 +40,7 @@ pytestmark = [  # what Lightning says to any of its users
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*ckpt_path.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists"),
 ]
 
 
@@ -228,9 +229,16 @@ def test_every_checkpoint_of_a_users_callback_opens_everywhere(tmp_path: Path) -
         LanguageModelModule.load_from_checkpoint(opened, weights_only=True)
 
 
-@pytest.mark.parametrize("place", [torch.device("cpu"), {"cuda:0": "cpu"}])
-def test_every_map_location_of_lightning_is_accepted(place: Any) -> None:
-    assert new_module(map_location=place).device.type == "cpu"
+def test_the_options_of_load_from_checkpoint_are_accepted(tmp_path: Path) -> None:
+    contents = read_file(checkpoint())
+    del contents["state_dict"]["model.layers.0.attention.qkv.weight"]
+    path = tmp_path / "lacks.ckpt"
+    torch.save(contents, path)
+    options: dict[str, Any] = {"map_location": {"cuda:0": "cpu"}, "weights_only": True}
+    with pytest.raises(UserError, match="Missing key"):
+        LanguageModelModule.load_from_checkpoint(path, strict=True, **options)
+    module = LanguageModelModule.load_from_checkpoint(path, strict=False, **options)
+    assert module.device.type == "cpu"
 
 
 # Resume
@@ -272,8 +280,8 @@ OTHER_STREAMS = "it was saved with 4 streams, now there are 2"
     [
         (5, streams(), streams(2), OTHER_STREAMS),
         (7, streams(), streams(2), OTHER_STREAMS),
-        (12, streams(), streams(2), ""),
         (11, streams(2), streams(), "it was saved with 2 streams, now there are 4"),
+        (1, streams(), streams(16), "it was saved with 4 streams, now there are 16"),
         (12, streams(2), streams(), ""),
         (5, streams(), streams(segment_len=2 * T), "it was saved before segment 5, not 2"),
     ],
@@ -289,6 +297,20 @@ def test_other_streams_resume_anywhere_in_an_epoch(
     assert why in capsys.readouterr().err
 
 
+def test_a_resumed_run_draws_the_dropout_of_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    with_dropout = trained("model.dropout=0.2", *RUN[1:]) / "run/checkpoints/last.ckpt"
+    losses = losses_of(monkeypatch)
+    keep = ModelCheckpoint(tmp_path, every_n_train_steps=4, filename="{step}", save_top_k=-1)
+    for path in (None, tmp_path / "step=4.ckpt"):
+        module = LanguageModelModule.load_from_checkpoint(with_dropout)
+        make_trainer(tmp_path, max_steps=10, callbacks=[keep]).fit(
+            module, streams(), ckpt_path=path
+        )
+    assert losses[10:] == losses[4:10]
+
+
 def test_a_resumed_run_follows_the_schedule_of_more_steps_at_once(tmp_path: Path) -> None:
     path = saved(tmp_path, 6, streams())
     resumed = Rates()
@@ -300,6 +322,7 @@ def test_a_resumed_run_follows_the_schedule_of_more_steps_at_once(tmp_path: Path
         streams(),
     )
     assert resumed.values == whole.values[6:]
+    assert min(resumed.values) > 0
 
 
 def test_a_checkpoint_within_an_accumulation_says_what_it_lacks(
@@ -372,7 +395,7 @@ def test_own_optimizers_and_schedules_work(
 ) -> None:
     module = new_module()
     monkeypatch.setattr(module, "configure_optimizers", lambda: with_sgd(kind, module))
-    trainer = make_trainer(tmp_path, max_epochs=3)
+    trainer = make_trainer(tmp_path, max_steps=3 * N)
     trainer.fit(module, streams(), streams())
     assert trainer.global_step == 3 * N
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(rate)
@@ -506,10 +529,3 @@ def test_two_loaders_of_validation_are_refused_in_one_line(tmp_path: Path, loade
     words = "^2 validation loaders: give one, and call validate for each further one$"
     with pytest.raises(UserError, match=words):
         make_trainer(tmp_path).validate(new_module(), loaders, verbose=False)
-
-
-def test_groups_of_streams_are_batches_with_a_memory_each(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, "trainer.stream_groups=2", "data.batch_size=5")
-    batches = list(make_data(config).train_dataloader())
-    found = [(batch.number, batch.group, len(batch.targets)) for batch in batches[:4]]
-    assert found == [(0, 0, 3), (0, 1, 2), (1, 0, 3), (1, 1, 2)]

@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures import Output, Patch
 from tests.training.small_run import patch_module, tiny_config, train_tiny, trained, with_losses
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.trained import load_trained, read_file
+from txl_lightning.evaluation.trained import read_file
 from txl_lightning.training.checkpoints import DurableCheckpointIO, RunCheckpoint
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
@@ -46,25 +46,6 @@ def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path) -> Non
     for call in saved.call_args_list:
         written[Path(call.args[2]).name].append(call.args[1]["global_step"])
     assert written == {"last.ckpt": [4, 5, 8, 10, 12, 13], "best.ckpt": [5, 10, 13]}
-
-
-def test_weights_are_kept_every_n_steps_and_open_everything_but_a_resume(tmp_path: Path) -> None:
-    keep = (*OPTIONS, "checkpoint.keep_every_n_steps=5", "trainer.max_steps=10")
-    folder = tmp_path / "run/checkpoints"
-    train_tiny(tmp_path, *keep)
-    assert steps(folder) == {
-        "step5.ckpt": 5,
-        "step10.ckpt": 10,
-        "last.ckpt": 10,
-        "previous.ckpt": 8,
-        "best.ckpt": 10,
-    }
-    assert load_trained(folder / "step5.ckpt").step == 5
-    size_of_last = (folder / "last.ckpt").stat().st_size
-    assert (folder / "step5.ckpt").stat().st_size < size_of_last / 2
-    resume = f"resume={folder / 'step5.ckpt'}"
-    with pytest.raises(OptionError, match=r"resume=.*step5.ckpt: holds weights only"):
-        train_tiny(tmp_path, *keep, resume, name="other")
 
 
 def test_auto_resumes_from_the_previous_checkpoint_if_the_last_is_damaged(
@@ -164,8 +145,20 @@ def test_a_kill_between_the_best_and_the_last_loses_nothing(
 
 
 def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: Patch) -> None:
-    """A checkpoint is due at the same step: it is not saved before the validation."""
-    options = ("trainer.val_every_n_steps=4", "checkpoint.every_n_steps=12", "model.dropout=0.2")
+    """A checkpoint is due at the same step: it is not saved before the validation.
+
+    The memory of two groups of streams goes on in the middle of documents.
+    """
+    options = (
+        "trainer.val_every_n_steps=4",
+        "checkpoint.every_n_steps=12",
+        "trainer.stream_groups=2",
+        "model.dropout=0.2",
+        "memory.mem_len=24",
+        "memory.reset=document",
+        "data.document_start='^line'",
+        "data.random_start=true",
+    )
     whole = train_tiny(tmp_path, *options, name="whole")
 
     def breaks(module: LanguageModelModule) -> None:

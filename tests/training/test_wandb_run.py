@@ -3,23 +3,25 @@
 import json
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-import wandb
 
 from tests.fixtures import Patch
+from tests.in_process import success
 from tests.training.recorded_run import start
 from tests.training.small_run import tiny_config, train_tiny
 from tests.wandb_files import history, records, run_files, summary
 from txl_lightning.config.schemas import flat, plain
-from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.trained import Checkpoint, read_checkpoint
-from txl_lightning.reporting import wandb_panels
+from txl_lightning.evaluation.trained import read_checkpoint
+from txl_lightning.reporting import upload_lines, wandb_panels
 from txl_lightning.reporting.code import code_version
-from txl_lightning.training.loggers import start_wandb, upload_lines
+from txl_lightning.training.loggers import start_wandb
 
 CONTEXTS = ("context_curve.max_context=8", "context_curve.every_n_steps=6")
 LOGGED = [128, 256, 384]
@@ -39,7 +41,7 @@ TOKENS = {
 }
 PANELS = [
     ("validation", "val/nll", "val/nll"),
-    ("context_curve", "within_1_percent", "context/within_1_percent"),
+    ("context_curve", "context/within_1_percent", "context/within_1_percent"),
 ]
 GIVEN = (
     "logger=wandb",
@@ -102,6 +104,18 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
         assert [row[panel] for row in history(run, panel)] == pytest.approx(expected)
 
 
+def test_the_figure_of_the_context_curves_is_logged(run: Path) -> None:
+    (figure,) = run.parent.glob("files/media/images/context_curve_*")
+    assert figure.suffix == ".png"
+
+
+def test_txl_recl_says_how_to_upload_its_run(run: Path, tmp_path: Path) -> None:
+    best = run.parents[2] / "checkpoints/best.ckpt"
+    words = ("first_context=4", "step=4", "max_context=8", "n_positions=20", "bootstrap=0")
+    done = success("recl", f"checkpoints=[{best}]", "logger=wandb", *words, directory=tmp_path)
+    assert TO_UPLOAD in done.err
+
+
 def test_best_values_and_metrics_json_are_summaries(run: Path) -> None:
     values = summary(run)["summary"]
     metrics = json.loads((run.parents[2] / "metrics.json").read_text())
@@ -118,30 +132,14 @@ def test_only_an_online_run_continues(
     tmp_path: Path, monkeypatch: Patch, earlier: str, now: str, run_id: str | None
 ) -> None:
     """An offline id that was synced later would be replaced, not continued."""
-    given = []
-
-    def start(*args: Any, run_id: str | None, **options: Any) -> Any:
-        given.append(run_id)
-        return wandb.init(mode="disabled", dir=tmp_path)
-
+    start = Mock()
     monkeypatch.setattr(wandb_panels, "start_run", start)
-    contents = {"txl_lightning": {"wandb_id": "abc"}, "global_step": 3}
-    config = tiny_config(tmp_path, "logger=wandb", f"logger.mode={earlier}")
-    resumed = Checkpoint(
-        tmp_path,
-        "resume",
-        contents,
-        config,
-        Vocabulary("byte"),
-        {},
-    )
-    start_wandb(
-        tiny_config(tmp_path, "logger=wandb", f"logger.mode={now}"),
-        tmp_path,
-        1,
-        resumed,
-    )
-    assert given == [run_id]
+    before = tiny_config(tmp_path, "logger=wandb", f"logger.mode={earlier}")
+    resumed: Any = SimpleNamespace(config=before, record={"wandb_id": "abc"})
+    config = tiny_config(tmp_path, "logger=wandb", f"logger.mode={now}")
+    with suppress(TypeError):  # Lightning wants a run of W&B
+        start_wandb(config, tmp_path, 1, resumed)
+    assert start.call_args.kwargs["run_id"] == run_id
 
 
 def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch: Patch) -> None:

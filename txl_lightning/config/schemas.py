@@ -177,7 +177,7 @@ class FileData(DataConfig):
     format: str | None = None
     skip_bad: bool = False
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
-    sentence_marks: str = "start"
+    sentence_marks: str = option("start", one_of("start", "both"))
     dtype: str | None = None
     names: str | None = None
 
@@ -190,7 +190,7 @@ class Enwik8Data(DataConfig):
         newlines: dropped as in the paper, or kept.
     """
 
-    newlines: str = "dropped"
+    newlines: str = option("dropped", one_of("dropped", "kept"))
 
 
 @dataclass
@@ -201,7 +201,7 @@ class Lm1bData(DataConfig):
         sentence_marks: <S> before each sentence, or at both ends as in the TensorFlow code.
     """
 
-    sentence_marks: str = "start"
+    sentence_marks: str = option("start", one_of("start", "both"))
 
 
 @dataclass
@@ -219,7 +219,7 @@ class RecallData(DataConfig):
     distance: Any = None
     repeats: float = 0.9
     symbols: int = 8
-    n_tokens: int = 400_000
+    n_tokens: int = option(400_000, COUNT)
     text_seed: int = 1
 
 
@@ -341,7 +341,6 @@ class TrainerConfig:
         val_every_n_steps: steps between validations; null for every epoch's end.
         val_max_segments: segments per validation during training; null for the whole split.
         progress_bar: whether the progress is shown.
-        callbacks: Lightning callbacks, each {_target_: CLASS, ARGUMENT: VALUE, …}.
         lightning: further arguments for Lightning's Trainer; give them as trainer.ARGUMENT=VALUE.
     """
 
@@ -359,7 +358,6 @@ class TrainerConfig:
     val_every_n_steps: int | None = option(None, COUNT)
     val_max_segments: int | None = option(None, COUNT)
     progress_bar: bool = True
-    callbacks: list[Any] = field(default_factory=list)
     lightning: dict[str, Any] = field(default_factory=dict)
 
 
@@ -370,12 +368,10 @@ class CheckpointConfig:
     Attributes:
         enabled: whether checkpoints are written.
         every_n_steps: steps between checkpoints, besides the ones after validations.
-        keep_every_n_steps: steps between weights that are kept as step{N}.ckpt; null for none.
     """
 
     enabled: bool = True
     every_n_steps: int = option(500, COUNT)
-    keep_every_n_steps: int | None = option(None, COUNT)
 
 
 @dataclass
@@ -605,6 +601,8 @@ REMOVED = {
     "trainer.graph": "was removed: no GPU ever ran it; trainer.compile=true compiles the step",
     "data.block_len": "was removed: data.distance may be a list of distances, which take turns",
     "checkpoint.keep_best": "was removed: callbacks.NAME={_target_: lightning.pytorch.callbacks.ModelCheckpoint, …}",
+    "checkpoint.keep_every_n_steps": "was removed: callbacks=keep_weights callbacks.keep_weights.every_n_train_steps=N",
+    "trainer.callbacks": "is now callbacks.NAME={_target_: CLASS, …}, with a NAME that you choose",
     "trainer.kernel": "was removed: set Attention.kernel (docs/gpus.md)",
     "logger.name": "was removed: logger=NAME chooses",
     "logger._target_": "is now logger.NAME._target_, with a NAME that you choose",

@@ -6,19 +6,16 @@ import hashlib
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl_lightning.errors import UserError, notice
-from txl_lightning.files import PART, expand, file_checksum, new_folder, sync_folder, write_json
+from txl_lightning.files import expand, file_checksum, new_folder, sync_folder, write_json
 
 PREPARATION_VERSION = 14
-SECONDS_OF_DAY = 86_400
 DESCRIPTION = "description.json"
 LARGE_FILE_BYTES = 1 << 24  # from this size on a file's checksum is cached
 
@@ -50,14 +47,15 @@ def cached(cache_dir: str, inputs: object, prepare: Callable[[Path], Description
     directory = expand(cache_dir)
     key = repr((PREPARATION_VERSION, inputs))
     folder = directory / hashlib.sha256(key.encode()).hexdigest()[:32]
-    if prepared := _opened(folder):
+    failure = "it is damaged right after it was written"
+    prepared = _opened(folder)
+    if prepared is not None:
         return prepared
-    failure = f"{folder} is damaged right after it was written"
     try:
         if os.path.lexists(folder):
             notice(f"{folder} is damaged; it is prepared again")
             shutil.rmtree(folder)
-        with prepared_folder(folder) as unfinished:
+        with new_folder(folder) as unfinished:
             description = prepare(unfinished)
             sizes = {}
             for path in unfinished.iterdir():
@@ -74,23 +72,6 @@ def cached(cache_dir: str, inputs: object, prepare: Callable[[Path], Description
     return prepared
 
 
-@contextmanager
-def prepared_folder(path: Path) -> Iterator[Path]:
-    """Give the block a temporary folder. It becomes `path` as a whole; after an error nothing remains.
-
-    Folders beside it that killed processes have left are removed after a day.
-
-    Raises:
-        OSError: the disk is full or the folder is not writable.
-    """
-    with suppress(OSError):  # another process was faster
-        for left in path.parent.glob(f"{PART}*"):
-            if left.stat().st_mtime < time.time() - SECONDS_OF_DAY:
-                shutil.rmtree(left, ignore_errors=True)
-    with new_folder(path) as folder:
-        yield folder
-
-
 def checksum_once(cache_dir: str, path: Path) -> str:
     """Return a file's SHA-256; a large file's is cached in a folder, by path, size and time."""
     status = path.stat()
@@ -105,12 +86,7 @@ def mapped(path: Path, dtype: str, offset: int = 0) -> np.ndarray:
     """Return a file as an array, memory-mapped, without its first `offset` bytes."""
     if path.stat().st_size <= offset:
         return np.zeros(0, dtype)
-    return np.memmap(
-        path,
-        dtype,
-        mode="r",
-        offset=offset,
-    )
+    return np.memmap(path, dtype, mode="r", offset=offset)
 
 
 def _opened(folder: Path) -> Prepared | None:

@@ -239,7 +239,7 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
     if source.checksum not in (None, checksum):
-        reason = f"files of {source.name} differ from the published ones; it is another text"
+        reason = f"{source.name} is not the published text; losses of others cannot be compared"
         notice(f"data={config.name}: {reason}")
         source = replace(source, name=f"{source.name}, changed")
     return source, checksum
@@ -279,12 +279,6 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
             return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, UserError) as error:
             raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
-    require(
-        size is None or size >= N_BYTES,
-        "data.vocab_size",
-        size,
-        f"must be an integer >= {N_BYTES}, the bytes",
-    )
 
     def train(_: Path) -> Description:
         texts = map(decoded, read(source.parts["train"], "char"))
@@ -339,24 +333,15 @@ def _finder(document_start: str, encoder: Vocabulary) -> FindStarts:
         return partial(_lines_with_match, pattern)
     ids = []
     for number, name in enumerate(encoder.symbols):
-        if pattern.fullmatch(name.encode()) or pattern.fullmatch(str(number).encode()):
+        if pattern.fullmatch(name.encode()) or pattern.fullmatch(b"%d" % number):
             ids.append(number)
-    return partial(_places_of, ids)
+    return lambda content: np.flatnonzero(np.isin(content, ids))
 
 
 def _lines_with_match(pattern: Pattern, content: np.ndarray) -> Positions:
     lines = np.append(0, 1 + np.flatnonzero(content == NEWLINE))
     matches = [match.start() for match in pattern.finditer(content)]  # type: ignore[call-overload]
     return lines[np.searchsorted(lines, matches, side="right") - 1]
-
-
-def _places_of(ids: list[int], content: np.ndarray) -> Positions:
-    places = [np.zeros(0, np.int64)]
-    at = 0
-    for chunk in chunks(content):
-        places.append(at + np.flatnonzero(np.isin(chunk, ids)))
-        at += len(chunk)
-    return np.concatenate(places)
 
 
 def _write_split(

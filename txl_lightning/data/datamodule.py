@@ -71,25 +71,21 @@ class StreamsDataModule(L.LightningDataModule):
         if self.trainer:
             rank = self.trainer.global_rank
             world_size = self.trainer.world_size
-        if split != "train":
-            ext_len = self.evaluation.ext_len
-            if ext_len is None:
-                ext_len = self.ext_len
-            return streams_of(
-                self.corpus,
-                split,
-                self.evaluation,
-                ext_len,
-                rank,
-                world_size,
-            )
-        is_drawn = self.data.random_start or self.corpus.sentences
-        seed = self.data.seed if is_drawn else None
+        sizes: DataConfig | EvaluationConfig = self.evaluation
+        ext_len = self.evaluation.ext_len
+        seed = None
+        if split == "train":
+            sizes = self.data
+            ext_len = None
+            if self.data.random_start or self.corpus.sentences:
+                seed = self.data.seed
+        if ext_len is None:
+            ext_len = self.ext_len
         return streams_of(
             self.corpus,
             split,
-            self.data,
-            self.ext_len,
+            sizes,
+            ext_len,
             rank,
             world_size,
             seed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +15,6 @@ from txl_lightning.config.schemas import FileData
 from txl_lightning.data.formats import READERS, check_text, format_of, formats_of, read_records
 from txl_lightning.data.ids import open_ids
 from txl_lightning.data.sources import (
-    BOM,
     SPLITS,
     UNPACK,
     WHOLE,
@@ -26,6 +24,7 @@ from txl_lightning.data.sources import (
     cut_parts,
     cut_text,
     open_vocabulary,
+    reading,
     register_corpus,
     text_file,
 )
@@ -75,9 +74,8 @@ def file(config: FileData, whole: bool = False) -> Source:
         OptionError: a path cannot be used: missing, empty, not readable, no text, or partly splits.
     """
     fractions = config.fractions
-    is_positive = len(fractions) == 3 and min(fractions) > 0
     require(
-        is_positive and abs(sum(fractions) - 1) < 1e-6,
+        len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6,
         "data.fractions",
         list(fractions),
         "must be three positive numbers (train, valid, test) with sum 1",
@@ -119,32 +117,28 @@ def _by_mapping(paths: Mapping[str, Any], config: FileData) -> dict[str, Files]:
 
 
 def _name_of(path: Any) -> str:
-    """Return a corpus's name: its file or folder, or the first one."""
-    if isinstance(path, str):
-        return Path(path).expanduser().resolve().name
-    name = _name_of(path[0])
-    if len(path) > 1:
-        name += f" and {len(path) - 1} more"
-    return name
+    """Return a corpus's name: its file or folder, or the first ones."""
+    paths = [path] if isinstance(path, str) else path
+    return _few(Path(name).expanduser().resolve() for name in paths)
 
 
 def _cut_missing(config: FileData, name: str, parts: Parts) -> Parts:
     """Return all three splits: cut joined files, or cut the missing splits from train's end, and say so."""
     missing = [split for split in SPLITS if split not in parts]
-    whole_files = parts.get(JOINED) or parts["train"]
-    if JOINED not in parts and missing:
+    texts = parts.get(JOINED) or parts["train"]
+    if missing and JOINED not in parts:
         notice(f"data.path={name}: {' and '.join(missing)} cut from the end of train")
-    elif len(whole_files) > 1 and missing:
-        names = _few(part.origin or part.path for part in whole_files)
+    elif len(texts) > 1 and missing:
+        names = _few(part.origin or part.path for part in texts)
         notice(f"data.path={name}: {names} joined and cut")
-    elif missing and whole_files[0].is_plain_text:
-        return cut_text(whole_files[0], config.fractions)
-    shares = []
-    for split, fraction in zip(SPLITS, config.fractions, strict=True):
-        is_cut = split in missing or split == "train"
-        shares.append(fraction * is_cut)
-    cut = cut_parts(whole_files, [share / sum(shares) for share in shares])
-    for split in ("valid", "test"):
+    elif missing and texts[0].is_plain_text:
+        return cut_text(texts[0], config.fractions)
+    shares = dict(zip(SPLITS, config.fractions, strict=True))
+    for split in parts.keys() & {"valid", "test"}:
+        shares[split] = 0
+    total = sum(shares.values())
+    cut = cut_parts(texts, [share / total for share in shares.values()])
+    for split in shares.keys() - {"train"}:
         cut[split] = parts.get(split, cut[split])
     return cut
 
@@ -204,46 +198,33 @@ def find_files(config: FileData, given: Any) -> Files:
     Raises:
         OptionError: there are none, one cannot be read, or they have several formats.
     """
-    formats = {path: format_of(path, config) for path in _list_files(given)}
-    is_table = not READERS.keys().isdisjoint(formats.values())
-    files = []
-    left_out = []
-    for path, name in formats.items():
-        is_about = is_table and name == "text" and ABOUT.fullmatch(path.name)
-        if name and not is_about:
-            files.append(path)
-        else:
-            left_out.append(path)
-    require(
-        len(formats) > 0,
-        "data.path",
-        given,
-        NO_FILE,
-    )
+    by_format: dict[str, Files] = {}
+    for path in _list_files(given):
+        by_format.setdefault(format_of(path, config), []).append(path)
+    require(len(by_format) > 0, "data.path", given, NO_FILE)
+    left_out = by_format.pop("", [])
+    texts = by_format.get("text", [])
+    if len(by_format) > 1 and all(ABOUT.fullmatch(path.name) for path in texts):
+        left_out += by_format.pop("text", [])
     allowed = f"data.format={' or '.join(formats_of(config.level))} if it is one"
     require(
-        len(files) > 0,
+        len(by_format) > 0,
         "data.path",
         _few(left_out),
         f"has no suffix that names a format; {allowed}",
     )
+    require(
+        len(by_format) == 1,
+        "data.path",
+        given,
+        f"has several formats, {' and '.join(sorted(by_format))}: {PATTERN}",
+    )
     if left_out:
         notice(f"data.path={given}: {_few(left_out)} left out: no format that is read")
-    names = {formats[path] for path in files}
-    require(
-        len(names) == 1,
-        "data.path",
-        given,
-        f"has several formats, {' and '.join(sorted(names))}: {PATTERN}",
-    )
+    (files,) = by_format.values()
     packed = [path for path in files if path.suffix.lower() in UNPACK]
-    twice = [path for path in packed if path.with_suffix("") in formats]
-    require(
-        not twice,
-        "data.path",
-        given,
-        f"has {_few(twice)} compressed and uncompressed",
-    )
+    twice = [path for path in packed if path.with_suffix("") in files]
+    require(len(twice) == 0, "data.path", given, f"has {_few(twice)} compressed and uncompressed")
     return files
 
 
@@ -258,10 +239,9 @@ def _list_files(given: Any) -> list[Path]:
     require(is_good, "data.path", given, ALLOWED)
     paths: dict[Path, Path] = {}  # by the files that links lead to
     try:
-        for text in listed:
-            for path in _expanded(text):
-                if path.stat().st_size > 0:
-                    paths.setdefault(path.resolve(), path)
+        for path in chain.from_iterable(map(_expanded, listed)):
+            if path.stat().st_size > 0:
+                paths.setdefault(path.resolve(), path)
     except OSError as error:
         reason = f"cannot be read ({error.strerror}: {error.filename})"
         raise OptionError("data.path", given, reason) from error
@@ -292,10 +272,6 @@ def _expanded(given: str) -> Iterator[Path]:
         path = Path(name)
         if path.is_dir():
             os.scandir(path).close()  # glob passes over a folder that may not be read
-        elif path.name == "state.json" and path.with_name("dataset_info.json").is_file():
-            # Of save_to_disk: it lists its files.
-            for listed in json.loads(path.read_bytes()).get("_data_files", ()):
-                yield path.with_name(listed["filename"])
         elif not DESCRIPTIONS.fullmatch(path.name):
             yield path
 
@@ -320,12 +296,11 @@ def _open_files(config: FileData, files: Files) -> list[Part]:
         if name in READERS:
             part = read_records(path, name, config)
         elif config.level == "ids":
-            part = open_ids(path, name, config)
+            with reading(path):
+                part = open_ids(path, name, config)
         else:
-            head = check_text(path, config)
-            part = text_file(path, config)
-            if head.startswith(BOM):
-                part = replace(part, start=len(BOM))
+            start = check_text(path, config)
+            part = replace(text_file(path, config), start=start)
         if len(part.open()[0]) > 0:
             parts.append(part)
     require(

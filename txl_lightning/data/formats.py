@@ -1,7 +1,7 @@
 """File formats: the suffix, or `data.format`, names one, and a library reads it.
 
 A text's contents are inspected only to refuse it. A table column is written into the cache once. A reader yields
-`(number, record)` for every record: a mapping from columns to values, or the error if it cannot be read.
+every record: a mapping from columns to values, or the error if it cannot be read.
 `tests/docs/test_data_page.py` runs every line in docs/data.md's table.
 """
 
@@ -12,8 +12,8 @@ import io
 import json
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ from txl_lightning.data.sources import (
     UNPACK,
     Part,
     first_bytes,
+    reading,
     unpacked,
 )
-from txl_lightning.errors import OptionError, UserError, notice, require
+from txl_lightning.errors import check, notice, one_of, require
 
 TEXT_SUFFIXES = """
     txt text md rst org tex bib tokens raw log srt vtt html htm xml svg css js ts jsx tsx java c h cc cpp hpp
@@ -56,13 +57,8 @@ ID_COLUMNS: tuple[str, ...] = ("input_ids", "ids", "tokens", "token_ids")
 IDS = "ids.int32"
 SEPARATORS = re.compile(r"[\s,\[]*")  # between the objects in a JSON file
 LONGEST_FIELD = 1 << 30
-BAD_RECORD = (ValueError, TypeError, RecursionError)
-# Errors that libraries raise for a damaged file.
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError, csv.Error)
-LACK = "lack the column"
-BAD = "cannot be read"
-
-Records = Iterator[tuple[int, Any]]
+BAD_RECORD = (ValueError, TypeError, OverflowError, RecursionError)
+BLANK = b""  # a line in place of a record
 
 
 def formats_of(level: str) -> tuple[str, ...]:
@@ -73,26 +69,21 @@ def formats_of(level: str) -> tuple[str, ...]:
 def format_of(path: Path, config: FileData) -> str:
     """Return a file's format: `data.format`, else its suffix's; nothing if neither fits the level."""
     formats = formats_of(config.level)
+    check("data.format", config.format, one_of(*formats))
     if config.format is not None:
-        require(
-            config.format in formats,
-            "data.format",
-            config.format,
-            f"must be one of {', '.join(formats)}",
-        )
         return config.format
     if path.suffix.lower() in UNPACK:
         path = path.with_suffix("")
     suffix = path.suffix.lower()
-    name = FORMAT_OF.get(suffix, suffix.removeprefix("."))
+    name = FORMAT_OF.get(suffix, suffix[1:])
     return name if name in formats and name != "raw" else ""
 
 
-def check_text(path: Path, config: FileData) -> bytes:
+def check_text(path: Path, config: FileData) -> int:
     """Refuse a file that is no text, or has records; `data.format=text` says that it is text.
 
     Returns:
-        its first bytes.
+        number of bytes in its encoding mark.
 
     Raises:
         OptionError: it is no text, or `data.column` is given.
@@ -114,7 +105,7 @@ def check_text(path: Path, config: FileData) -> bytes:
         config.column,
         f"must be null for {path}: it is text",
     )
-    return head
+    return len(BOM) * head.startswith(BOM)
 
 
 def read_records(path: Path, name: str, config: FileData) -> Part:
@@ -135,14 +126,13 @@ def read_records(path: Path, name: str, config: FileData) -> Part:
 
     def write(folder: Path) -> Description:
         with (folder / file_name).open("wb") as stored:
-            starts, counts = _write_records(path, name, config, stored)
+            starts, left_out = _write_records(path, name, config, stored)
         (folder / "starts.int64").write_bytes(starts)
-        return counts
+        return left_out
 
     prepared = cached(config.cache_dir, inputs, write)
     for what, number in prepared.description.items():
-        if number:
-            notice(f"{path}: {number:,} records {what}; left out")
+        notice(f"{path}: {number:,} records {what}; left out")
     return Part(
         prepared.folder / file_name,
         alignment=ALIGNMENT[config.level],
@@ -153,50 +143,39 @@ def read_records(path: Path, name: str, config: FileData) -> Part:
 
 def _write_records(
     path: Path, name: str, config: FileData, stored: Any
-) -> tuple[array[int], dict[str, int]]:
+) -> tuple[array[int], Counter[str]]:
     """Write a file's records; return the bytes or ids where each begins, and how many are left out."""
     unit = "line" if name == "jsonl" else "record"
     encode = encode_ids if config.level == "ids" else _encode_text
     starts = array("q")
-    counts = {LACK: 0, BAD: 0}
+    left_out: Counter[str] = Counter()
     size = 0
-    number = 0
-    try:
-        for number, value in read_column(path, name, config):
-            if value is None:
-                counts[LACK] += 1
-                continue
-            try:
-                if isinstance(value, Exception):
-                    raise value
-                contents = encode(value)
-            except BAD_RECORD as error:
-                if not config.skip_bad:
-                    way_on = "; data.skip_bad=true leaves such records out"
-                    raise _unreadable(path, f"{unit} {number}", error, way_on) from error
-                counts[BAD] += 1
-                continue
-            for content in contents:
-                starts.append(size)
-                stored.write(content)
-                size += len(content)
-    except UserError:
-        raise
-    except UNREADABLE as error:
-        if getattr(error, "errno", None):  # a full disk
-            raise
-        place = f"the file after {unit} {number}" if number else "the file"
-        raise _unreadable(path, place, error) from error
-    return starts, counts
+    for number, value in read_column(path, name, config):
+        if value is None:
+            left_out["lack the column"] += 1
+            continue
+        try:
+            if isinstance(value, Exception):
+                raise value
+            contents = encode(value)
+        except BAD_RECORD as error:
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
+            require(
+                config.skip_bad,
+                "data.path",
+                path,
+                f"{unit} {number} cannot be read ({reason}); data.skip_bad=true leaves it out",
+            )
+            left_out["cannot be read"] += 1
+            continue
+        for content in contents:
+            starts.append(size)
+            stored.write(content)
+            size += len(content)
+    return starts, left_out
 
 
-def _unreadable(path: Path, place: str, error: Exception, way_on: str = "") -> OptionError:
-    reason = " ".join(str(error).split())[:200]
-    text = f"{place} cannot be read ({type(error).__name__}: {reason}){way_on}"
-    return OptionError("data.path", path, text)
-
-
-def read_column(path: Path, name: str, config: FileData) -> Records:
+def read_column(path: Path, name: str, config: FileData) -> Iterator[tuple[int, Any]]:
     """Yield every record's number, and its value in `data.column` or the usual column.
 
     The value is the error for a record that cannot be read, and None for one without the column.
@@ -209,19 +188,21 @@ def read_column(path: Path, name: str, config: FileData) -> Records:
     Raises:
         OptionError: no record has the column.
     """
-    column = ""
     columns: list[str] = []
-    for number, record in READERS[name](path, config):
+    chosen: list[str] = []
+    for number, record in enumerate(READERS[name](path, config), 1):
         value = record
+        if record == BLANK:
+            continue
         if isinstance(record, dict):
-            columns = columns or list(record)
-            column = column or _find_column(record, config)
-            value = record.get(column)
+            columns = columns or [*record]
+            chosen = chosen or _choose_columns(record, config)
+            value = record.get(chosen[0]) if chosen else None
         elif not isinstance(record, Exception):
             value = TypeError("it is not a JSON object")
         yield number, value
-    if columns and not column:
-        _demand_column(path, columns, config)
+    allowed = f"must be a column of {path}: {', '.join(columns)}"
+    require(columns == [] or chosen != [], "data.column", config.column, allowed)
 
 
 def _encode_text(value: Any) -> list[bytes]:
@@ -236,48 +217,26 @@ def _encode_text(value: Any) -> list[bytes]:
     return [(text.removesuffix("\n") + "\n").encode()]
 
 
-def _find_column(columns: Iterable[str], config: FileData) -> str:
-    """Return `data.column`, or the usual one, if it is among these; nothing if not."""
-    candidates = ID_COLUMNS if config.level == "ids" else TEXT_COLUMNS
-    if config.column is not None:
-        candidates = (config.column,)
-    return next((name for name in candidates if name in columns), "")
+def _choose_columns(columns: Iterable[str], config: FileData) -> list[str]:
+    """Return `data.column`, or the usual ones, if they are among these."""
+    usual = ID_COLUMNS if config.level == "ids" else TEXT_COLUMNS
+    candidates = (config.column,) if config.column else usual
+    return [name for name in candidates if name in columns]
 
 
-def _demand_column(path: Path, columns: list[str], config: FileData) -> str:
-    """Return `data.column`, or the usual one.
-
-    Raises:
-        OptionError: it is not among these, or several have its name.
-    """
-    column = _find_column(columns, config)
-    require(
-        columns.count(column) == 1,
-        "data.column",
-        config.column,
-        f"must be a column of {path}: {', '.join(columns)}",
-    )
-    return column
-
-
-def _json_lines(path: Path, config: FileData) -> Records:
+def _json_lines(path: Path, config: FileData) -> Iterator[Any]:
     with unpacked(path) as file:
-        for number, line in enumerate(file, 1):
-            content = line.removeprefix(BOM) if number == 1 else line
-            if not content.strip():
-                continue
+        for line in file:
             try:
-                record = json.loads(content.decode())
+                yield json.loads(line) if line.strip() else BLANK
             except BAD_RECORD as error:
-                record = error
-            yield number, record
+                yield error
 
 
-def _json(path: Path, config: FileData) -> Records:
+def _json(path: Path, config: FileData) -> Iterator[Any]:
     """Yield the objects in a JSON text: one, several, or a list; each may span several lines."""
     decoder = json.JSONDecoder()
     rest = ""
-    number = 0
     n_open = 0  # lists that are not closed
     with unpacked(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig")
@@ -292,60 +251,56 @@ def _json(path: Path, config: FileData) -> Records:
                     n_open += separators[0].count("[")
                     at = separators.end()
                     record, at = decoder.raw_decode(rest, at)
-                    number += 1
-                    yield number, record
+                    yield record
             except BAD_RECORD:  # it may go on in the next chunk
                 rest = rest[at:]
-    if "".join(rest.split()) != "]" * n_open:
-        raise ValueError(f"not JSON: {rest[:40]!r}")
+        if "".join(rest.split()) != "]" * n_open:
+            raise ValueError(f"not JSON: {rest[:40]!r}")
 
 
-def _csv(path: Path, config: FileData) -> Records:
+def _csv(path: Path, config: FileData) -> Iterator[Any]:
     """Yield rows under a header; in `.tsv` the delimiter is the tab, and quotes are characters like others."""
-    is_tsv = format_of(path, config) == "tsv"
     header, _, _ = first_bytes(path).decode(errors="replace").partition("\n")
     csv.field_size_limit(LONGEST_FIELD)
+    dialect: dict[str, Any] = {"delimiter": max(",;\t", key=header.count), "strict": True}
+    if format_of(path, config) == "tsv":
+        dialect.update(delimiter="\t", quoting=csv.QUOTE_NONE)
     with unpacked(path) as file:
-        rows = csv.DictReader(
-            io.TextIOWrapper(file, encoding="utf-8-sig", newline=""),
-            delimiter="\t" if is_tsv else max(",;\t", key=header.count),
-            quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL,
-            strict=True,
-        )
-        names = list(rows.fieldnames or ())
-        _demand_column(path, names, config)
-        for number, row in enumerate(rows, 1):
-            record: Any = row
-            if None in row or None in row.values():
-                record = ValueError(f"it does not have the header's {len(names)} fields")
-            yield number, record
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        rows = csv.DictReader(text, **dialect)
+        try:
+            for row in rows:
+                if None in row or None in row.values():
+                    yield ValueError("it does not have the fields of the header")
+                else:
+                    yield row
+        except csv.Error as error:
+            raise ValueError(f"after line {rows.line_num}: {error}") from error
 
 
-def _parquet(path: Path, config: FileData) -> Records:
+def _parquet(path: Path, config: FileData) -> Iterator[Any]:
     import pyarrow.parquet  # comes with `datasets`; few need it
 
-    with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
-        name = _demand_column(path, file.schema_arrow.names, config)
-        yield from _rows_of_batches(file.iter_batches(columns=[name]))
+    with reading(path), pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
+        columns = _choose_columns(file.schema_arrow.names, config) or None
+        for batch in file.iter_batches(columns=columns):
+            yield from batch.to_pylist()
 
 
-def _arrow(path: Path, config: FileData) -> Records:
+def _arrow(path: Path, config: FileData) -> Iterator[Any]:
     import pyarrow
 
-    with pyarrow.memory_map(str(path)) as file:
+    with reading(path), pyarrow.memory_map(str(path)) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         opened = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
-        name = _demand_column(path, opened.schema.names, config)
-        yield from _rows_of_batches(opened.read_all().select([name]).to_batches())
+        table = opened.read_all()
+        columns = _choose_columns(table.column_names, config) or table.column_names
+        for batch in table.select(columns).to_batches():
+            yield from batch.to_pylist()
 
 
-def _rows_of_batches(batches: Iterable[Any]) -> Records:
-    rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-    return enumerate(rows, 1)
-
-
-READERS: dict[str, Callable[[Path, FileData], Records]] = {
+READERS: dict[str, Callable[[Path, FileData], Iterator[Any]]] = {
     "jsonl": _json_lines,
     "json": _json,
     "csv": _csv,

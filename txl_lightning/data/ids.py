@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from array import array
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from tokenizers import Tokenizer
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.cache import cached
 from txl_lightning.data.sources import UNPACK, Part, Source, chunks, first_bytes
-from txl_lightning.data.subwords import Positions
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, require, require_memory
 from txl_lightning.files import not_special
@@ -23,14 +23,7 @@ from txl_lightning.files import not_special
 RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 NUMPY = b"\x93NUMPY"
 INDEX = b"MMIDIDX\0\0"  # in Megatron and fairseq files
-TYPES_OF_INDEX = {
-    (INDEX, 1): "uint8",
-    (INDEX, 2): "int8",
-    (INDEX, 3): "int16",
-    (INDEX, 4): "int32",
-    (INDEX, 5): "int64",
-    (INDEX, 8): "uint16",
-}
+TYPES_OF_INDEX = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 TYPES_OF_LLM_C = {20240520: "uint16", 20240801: "uint32"}
 LLM_C_HEADER = 256 * 4
 # First bytes of files that are no raw numbers: of other libraries and archives; numbers in a text, and words.
@@ -40,7 +33,6 @@ HEADERS = re.compile(
     re.DOTALL,
 )
 LETTERS = re.compile(HEADERS.pattern + rb"|[\w\s,;\[\]-]{16}")
-NO_STARTS = np.zeros(0, np.int64)
 BYTES_OF_ID = 500  # at least: its name, its row of the embedding with gradient and moments
 FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 
@@ -67,18 +59,14 @@ def open_ids(path: Path, name: str, config: FileData) -> Part:
         return _numpy(path)
     if name == "bin" and path.with_suffix(".idx").is_file():
         return _indexed(path)
-    magic = int.from_bytes(head[:4], "little")
+    magic, _, n_ids = struct.unpack_from("<III", head.ljust(12))
     if name == "bin" and magic in TYPES_OF_LLM_C:
-        n_ids = int.from_bytes(head[8:12], "little")
         return _part(path, TYPES_OF_LLM_C[magic], n_ids, LLM_C_HEADER)
     return _raw(path, config, head)
 
 
 def _numpy(path: Path) -> Part:
-    try:
-        ids = np.load(path, mmap_mode="r")
-    except ValueError as error:
-        raise OptionError("data.path", path, f"cannot be read ({error})") from error
+    ids = np.load(path, mmap_mode="r")
     require(
         ids.ndim == 1 and ids.dtype.kind in "iu",
         "data.path",
@@ -97,25 +85,34 @@ def _numpy(path: Path) -> Part:
 def _indexed(path: Path) -> Part:
     """Open Megatron or fairseq ids: `.bin` without a header, its `.idx` has type, sequences and documents."""
     index = path.with_suffix(".idx").read_bytes()
-    try:
-        magic, code, n_sequences = struct.unpack_from("<9s8xBQ", index)
-        dtype = TYPES_OF_INDEX[magic, code]
-        is_fairseq = len(index) == 26 + 12 * n_sequences  # Megatron's has the number of documents
-        at = 26 if is_fairseq else 34
-        lengths = np.frombuffer(index, "<i4", n_sequences, at)
-        starts = np.append(0, np.cumsum(lengths, dtype=np.int64))
-        n_ids = int(starts[-1])
-        if not is_fairseq:
-            starts = starts[np.frombuffer(index, "<i8", -1, at + 12 * n_sequences)]
-    except (struct.error, LookupError, ValueError) as error:
-        allowed = "must have an index of Megatron or fairseq (--dataset-impl mmap)"
-        raise OptionError("data.path", path, allowed) from error
-    return _part(path, dtype, n_ids, starts=starts)
+    magic, code, n_sequences = struct.unpack_from("<9s8xBQ", index)
+    require(
+        magic == INDEX and code in TYPES_OF_INDEX,
+        "data.path",
+        path,
+        "must have an index of Megatron or fairseq (--dataset-impl mmap)",
+    )
+    is_fairseq = len(index) == 26 + 12 * n_sequences  # Megatron's has the number of documents
+    at = 26 if is_fairseq else 34
+    lengths = np.frombuffer(
+        index,
+        "<i4",
+        n_sequences,
+        at,
+    )
+    starts = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    n_ids = int(starts[-1])
+    if not is_fairseq:
+        starts = starts[np.frombuffer(index, "<i8", -1, at + 12 * n_sequences)]
+    return _part(
+        path,
+        TYPES_OF_INDEX[code],
+        n_ids,
+        starts=starts,
+    )
 
 
-def _part(
-    path: Path, dtype: str, n_ids: int, offset: int = 0, starts: Positions = NO_STARTS
-) -> Part:
+def _part(path: Path, dtype: str, n_ids: int, offset: int = 0, starts: Any = ()) -> Part:
     require(
         path.stat().st_size == offset + n_ids * np.dtype(dtype).itemsize,
         "data.path",
@@ -139,43 +136,30 @@ def _raw(path: Path, config: FileData, head: bytes) -> Part:
         config.dtype,
         f"must be {', '.join(RAW_DTYPES)} for {path.name}: a raw file does not state the type of its ids",
     )
-    dtype = np.dtype(str(config.dtype))
-    pattern = HEADERS if dtype.itemsize == 1 else LETTERS
-    is_foreign = pattern.match(head) is not None
-    for index in (path.with_name("index.json"), path.with_name(f"{path.name}.index")):
-        is_foreign = is_foreign or index.is_file()  # chunks from another library
+    pattern = HEADERS if config.dtype == "uint8" else LETTERS
+    is_chunk = path.with_name("index.json").is_file() or Path(f"{path}.index").is_file()
     sure = "save them with numpy.save, or data.format=raw if they are plain numbers"
     require(
-        config.format == "raw" or not is_foreign,
+        config.format == "raw" or not (is_chunk or pattern.match(head)),  # of another library
         "data.path",
         path,
         f"begins with {head[:16]!r} or has an index beside it, unlike plain ids: {sure}",
     )
-    size = path.stat().st_size
-    require(
-        size % dtype.itemsize == 0,
-        "data.path",
-        path,
-        f"must have a whole number of {dtype.name}, not {size:,} bytes",
-    )
-    return Part(path, format=dtype.name)
+    part = Part(path, format=str(config.dtype))
+    part.open()  # it has a whole number of ids
+    return part
 
 
-def encode_ids(value: Any) -> list[np.ndarray]:
+def encode_ids(value: Any) -> list[array[int]]:
     """Return a record's id sequences as int32: one, or several if its members are lists, as MidiTok writes.
 
     Raises:
-        TypeError, ValueError: it is no list of ids.
+        TypeError, OverflowError: it is no list of ids.
     """
-    is_nested = isinstance(value, list) and len(value) > 0 and isinstance(value[0], list)
-    encoded = []
-    for sequence in value if is_nested else [value]:
-        ids = np.asarray(sequence)
-        is_row = ids.ndim == 1 and (ids.dtype.kind in "iu" or not ids.size)
-        if not is_row or ids.min(initial=0) < 0 or ids.max(initial=0) >= 2**31:
-            raise TypeError(f"must be a list of ids below 2^31, not {str(sequence)[:40]}")
-        encoded.append(ids.astype(np.int32))
-    return encoded
+    if not isinstance(value, list):
+        raise TypeError(f"must be a list of ids, not {str(value)[:40]}")
+    sequences = value if value and isinstance(value[0], list) else [value]
+    return [array("i", sequence) for sequence in sequences]
 
 
 def vocabulary_of_ids(
@@ -202,28 +186,20 @@ def vocabulary_of_ids(
         largest < len(given),
         "data.path",
         config.path,
-        f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(given) - 1}",
+        f"has the id {largest}, the vocabulary (data.vocab_size) only {len(given)} ids",
     )
     return given
 
 
 def _count_ids(source: Source) -> dict[str, int]:
-    number = 0
-    zeros = 0
-    smallest = 0
-    largest = 0
+    counts = dict.fromkeys(("number", "zeros", "smallest", "largest"), 0)
     for part in chain.from_iterable(source.parts.values()):
         for ids in chunks(part.open()[0]):
-            number += len(ids)
-            zeros += int(np.count_nonzero(ids == 0))
-            smallest = min(smallest, int(ids.min()))
-            largest = max(largest, int(ids.max()))
-    return {
-        "number": number,
-        "zeros": zeros,
-        "smallest": smallest,
-        "largest": largest,
-    }
+            counts["number"] += len(ids)
+            counts["zeros"] += int(np.count_nonzero(ids == 0))
+            counts["smallest"] = min(counts["smallest"], int(ids.min()))
+            counts["largest"] = max(counts["largest"], int(ids.max()))
+    return counts
 
 
 def _new_vocabulary(config: FileData, counts: dict[str, int]) -> Vocabulary:
@@ -233,20 +209,19 @@ def _new_vocabulary(config: FileData, counts: dict[str, int]) -> Vocabulary:
     least = 1 + max(names, default=0)
     size = config.vocab_size
     if size is None:
-        largest = counts["largest"]
-        is_near = largest < max(counts["number"], FEW_IDS)
+        is_near = counts["largest"] < max(counts["number"], FEW_IDS)
         require(
             is_near and 2 * counts["zeros"] < counts["number"],
             "data.vocab_size",
             None,
             f"must be given, or the type of the ids is wrong: {counts}",  # halves or pairs of ids
         )
-        size = least if names else largest + 1
+        size = least if names else counts["largest"] + 1
     require(
-        least <= size < 2**31,
+        size >= least,
         "data.vocab_size",
         size,
-        f"must be an integer >= {least}, for all data.names, and below 2^31",
+        f"must be an integer >= {least}, for all data.names",
     )
     require_memory(BYTES_OF_ID * size, "data.vocab_size", size)
     symbols = [names.get(number, str(number)) for number in range(size)]
@@ -260,11 +235,11 @@ def names_of_ids(file: str) -> dict[int, str]:
         OptionError: it cannot be read.
     """
     try:
-        text = not_special(file).read_bytes().decode("utf-8-sig")
+        text = not_special(file).read_text(encoding="utf-8-sig")
         if not file.endswith(".json"):
             return dict(enumerate(text.splitlines()))
         numbers = json.loads(text)
-        if isinstance(numbers.get("model"), dict):
+        if "model" in numbers and "version" in numbers:
             numbers = Tokenizer.from_str(text).get_vocab()
         return {int(number): name for name, number in numbers.items()}
     except Exception as error:  # tokenizers raises a plain Exception

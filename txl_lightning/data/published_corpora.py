@@ -69,12 +69,6 @@ def enwik8(config: Enwik8Data) -> Source:
     symbols. The corpus' name says which.
     """
     ways = {"dropped": vocabulary.bytes_without_newlines, "kept": vocabulary.bytes_with_newlines}
-    require(
-        config.newlines in ways,
-        "data.newlines",
-        config.newlines,
-        "must be dropped (as in the paper) or kept",
-    )
     return _source(config, ways[config.newlines], f", newlines {config.newlines}")
 
 
@@ -105,15 +99,8 @@ def lm1b(config: Lm1bData) -> Source:
     sentence ends too, like the TensorFlow code: one sentence's end and the next one's start are then two tokens.
     """
     ways = {"start": "", "both": ", <S> at both ends"}
-    require(
-        config.sentence_marks in ways,
-        "data.sentence_marks",
-        config.sentence_marks,
-        "must be start or both (as in the TensorFlow code)",
-    )
     way = ways[config.sentence_marks]
-    cutoffs = (60_000, 100_000, 640_000)
-    return _source(config, vocabulary.words_of_sentences, way, cutoffs)
+    return _source(config, vocabulary.words_of_sentences, way, (60_000, 100_000, 640_000))
 
 
 @register_corpus("wikipedia-2015", *vocabulary.LEVELS)
@@ -150,13 +137,7 @@ def _source(
             reason = f"the download failed ({first_line(error)})"
             raise UserError(f"data={corpus}: not in {folders[0]}, and {reason}; {where}") from error
     name = f"{corpus}{way}"
-    return Source(
-        name,
-        parts,
-        make,
-        PUBLISHED.get(name, {}),
-        cutoffs,
-    )
+    return Source(name, parts, make, PUBLISHED.get(name, {}), cutoffs)
 
 
 def _root(config: DataConfig) -> Path:
@@ -225,9 +206,8 @@ def _from_hub(config: DataConfig) -> Parts:
     def write(folder: Path) -> Description:
         splits: Any = datasets.load_dataset(WIKITEXT, f"{config.name}-v1", revision=REVISION)
         for split, split_of_hub in zip(SPLITS, SPLITS_OF_HUB, strict=True):
-            with (folder / f"{split}.uint8").open("w", encoding="utf-8", newline="\n") as file:
-                for row in splits[split_of_hub]:
-                    file.write(row["text"].rstrip("\n") + "\n")
+            lines = [row.rstrip("\n") + "\n" for row in splits[split_of_hub]["text"]]
+            (folder / f"{split}.uint8").write_text("".join(lines), encoding="utf-8")
         return {}
 
     folder = cached(config.cache_dir, (WIKITEXT, config.name, REVISION), write).folder

@@ -10,7 +10,7 @@ import numpy as np
 
 from txl_lightning.config.schemas import RecallData
 from txl_lightning.data.sources import Source, cut_file, generated, open_vocabulary, register_corpus
-from txl_lightning.errors import COUNT, check, require, require_memory
+from txl_lightning.errors import require, require_memory
 
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation
 
@@ -131,14 +131,7 @@ def recall(config: RecallData) -> Source:
         config.symbols,
         f"must be in 2 … {most} with {K} of data.distance",
     )
-    check("data.n_tokens", config.n_tokens, COUNT)
     require_memory(16 * config.n_tokens, "data.n_tokens", config.n_tokens)
     text = Recall(tuple(distances), config.repeats, config.symbols)
-    path = generated(
-        config,
-        Recall.text,
-        text,
-        config.n_tokens,
-        config.text_seed,
-    )
+    path = generated(config, Recall.text, text, config.n_tokens, config.text_seed)
     return Source("recall", cut_file(path), open_vocabulary(config))

@@ -10,12 +10,13 @@ import io
 import lzma
 import re
 import shutil
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -65,8 +66,21 @@ UNPACK: dict[str, Callable[[Path, Any], Any]] = {
     ".zst": _open_zstd,
 }
 
+UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    RecursionError,
+    EOFError,
+    ImportError,
+    lzma.LZMAError,
+    struct.error,
+    zlib.error,
+)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Part:
     """Consecutive part of one file: text as an array with its bytes, or ids.
 
@@ -87,7 +101,7 @@ class Part:
     alignment: Alignment = "byte"
     format: str = "plain"
     offset: int = 0
-    starts: Positions = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
+    starts: Any = ()
     origin: Path | None = None
 
     def open(self) -> tuple[np.ndarray, Positions]:
@@ -99,11 +113,9 @@ class Part:
         dtype = "uint8" if self.format == "plain" else self.format
         whole = mapped(self.path, dtype, self.offset)
         start = self._place(whole, self.start)
-        stop = len(whole)
-        if self.stop is not None:
-            stop = self._place(whole, self.stop)
-        inside = (self.starts > start) & (self.starts < stop)
-        return whole[start:stop], self.starts[inside] - start
+        stop = self._place(whole, len(whole) if self.stop is None else self.stop)
+        starts = np.asarray(self.starts, np.int64)
+        return whole[start:stop], starts[(starts > start) & (starts < stop)] - start
 
     @property
     def is_plain_text(self) -> bool:
@@ -235,20 +247,38 @@ def cut_text(text: Part, fractions: Sequence[float] = FRACTIONS) -> Parts:
 def cut_parts(parts: Sequence[Part], fractions: Sequence[float]) -> Parts:
     """Cut whole files, one after the other, into splits by fractions; a cut part continues in the next one."""
     lengths = [len(part.open()[0]) for part in parts]
-    begins = [0, *accumulate(lengths)]
-    size = begins[-1]
+    size = sum(lengths)
     bounds = [int(share * size) for share in accumulate(fractions, initial=0.0)]
     bounds[-1] = size
-    splits: Parts = {}
-    for split, (first, last) in zip(SPLITS, pairwise(bounds), strict=True):
-        splits[split] = []
-        for part, length, begin in zip(parts, lengths, begins, strict=False):
-            start = max(first - begin, 0)
-            stop = min(last - begin, length)
+    splits: Parts = {split: [] for split in SPLITS}
+    for split, first, last in zip(SPLITS, bounds, bounds[1:], strict=False):
+        for part, length in zip(parts, lengths, strict=True):
+            start = max(first, 0)
+            stop = min(last, length)
             if start < stop:
                 end = part.stop if stop == length else part.start + stop
                 splits[split].append(replace(part, start=part.start + start, stop=end))
+            first -= length
+            last -= length
     return splits
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Name the file in the errors that libraries raise for a damaged one.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        yield
+    except UNREADABLE as error:
+        if isinstance(error, UserError) or getattr(
+            error, "errno", None
+        ):  # no permission, a full disk
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: cannot be read ({type(error).__name__}: {reason})") from error
 
 
 @contextmanager
@@ -259,12 +289,8 @@ def unpacked(path: Path) -> Iterator[Any]:
         UserError: it cannot be read.
     """
     unpack = UNPACK.get(path.suffix.lower(), open)
-    try:
-        with unpack(path, "rb") as file:
-            yield file
-    except (OSError, lzma.LZMAError, zlib.error, EOFError, ImportError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: cannot be read ({reason})") from error
+    with reading(path), unpack(path, "rb") as file:
+        yield file
 
 
 def first_bytes(path: Path) -> bytes:

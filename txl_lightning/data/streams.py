@@ -37,13 +37,7 @@ class Batch(NamedTuple):
 
     def streams(self, first: int, end: int) -> Batch:
         """Return the streams from `first` to `end`."""
-        part = self._replace(
-            tokens=self.tokens[first:end],
-            targets=self.targets[first:end],
-        )
-        if self.known_targets is not None:
-            part = part._replace(known_targets=self.known_targets[first:end])
-        return part
+        return self._cut(slice(first, end), slice(None), slice(None))
 
     def split(self, segment_len: int, ext_len: int) -> list[Batch]:
         """Cut a batch with several segments: each has `segment_len` positions, an epoch's last one maybe fewer.
@@ -58,14 +52,19 @@ class Batch(NamedTuple):
         for start in range(0, n_targets, segment_len):
             stop = min(start + segment_len, n_targets)
             first = max(0, n_before + start - ext_len)
-            part = self._replace(
-                tokens=self.tokens[:, first : n_before + stop],
-                targets=self.targets[:, start:stop],
-            )
-            if self.known_targets is not None:
-                part = part._replace(known_targets=self.known_targets[:, start:stop])
-            parts.append(part)
+            tokens = slice(first, n_before + stop)
+            parts.append(self._cut(slice(None), tokens, slice(start, stop)))
         return parts
+
+    def _cut(self, streams: slice, tokens: slice, targets: slice) -> Batch:
+        known_targets = self.known_targets
+        if known_targets is not None:
+            known_targets = known_targets[streams, targets]
+        return self._replace(
+            tokens=self.tokens[streams, tokens],
+            targets=self.targets[streams, targets],
+            known_targets=known_targets,
+        )
 
 
 def part_of_streams(n_streams: int, part: int, n_parts: int) -> tuple[int, int]:
@@ -115,12 +114,6 @@ class Streams:
     text_len: int = field(init=False)
 
     def __post_init__(self) -> None:
-        require(
-            self.segment_len >= 1,
-            "segment_len",
-            self.segment_len,
-            "must be an integer >= 1",
-        )
         allowed = f"must be at least the {self.world_size} processes, a stream for each"
         require(
             self.batch_size >= self.world_size,

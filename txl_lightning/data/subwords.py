@@ -6,7 +6,7 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ WORD_START = "▁"  # stands for a space in SentencePiece's tokenizers
 # White space before other characters: GPT-2's expression always divides a text before such a run. Python's white space
 # equals the expression's, except for the separators 1c to 1f.
 WORD = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|[^\S\x1c-\x1f]+")
+SPACED_WORD = re.compile(r"[^\S\x1c-\x1f]+[\S\x1c-\x1f]+")
 BEFORE_WORD = re.compile(r"(?<=[^\s\x1c-\x1f])(?=[ \n])")
 ID_BYTES = 4
 MOST_WORDS = 1 << 18  # words whose tokens are remembered
@@ -124,9 +125,20 @@ class Subwords:
         words_of_texts = [WORD.findall(text) for text in texts]
         if len(self._ids_of_word) > MOST_WORDS:
             self._ids_of_word = {}
-        new = [*set(chain.from_iterable(words_of_texts)).difference(self._ids_of_word)]
-        self._ids_of_word.update(zip(new, self._encode(new), strict=True))
+        new = set(chain.from_iterable(words_of_texts)).difference(self._ids_of_word)
+        spaced = list(filter(SPACED_WORD.fullmatch, new))
+        others = [*new.difference(spaced)]
+        ids_of_spaced, *ids_of_others = self._encode(["".join(spaced), *others])
+        ids_of_words = [*self._divided(ids_of_spaced, spaced), *ids_of_others]
+        self._ids_of_word.update(zip([*spaced, *others], ids_of_words, strict=True))
         return [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
+
+    def _divided(self, ids: bytes, words: Texts) -> list[bytes]:
+        """Divide the ids for words after white space, which are quicker encoded as one text."""
+        lengths = [len(self.contents[token]) for token in array("i", ids)]
+        ends_of_words = np.cumsum([len(word.encode()) for word in words])
+        ends = ID_BYTES * np.searchsorted(np.cumsum(lengths), ends_of_words, side="right")
+        return [ids[start:stop] for start, stop in pairwise([0, *ends.tolist()])]
 
     def _encode(self, texts: Texts) -> list[bytes]:
         """Return each text's ids as int32 bytes, and compare their bytes with the texts.
@@ -137,23 +149,21 @@ class Subwords:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         encoded = [array("i", encoding.ids).tobytes() for encoding in encodings]
         text = "".join(texts)
-        if self._decode(b"".join(encoded)) != text.encode():
+        if self._decode(array("i", b"".join(encoded))) != text.encode():
             raise UserError(self._loss(text))
         return encoded
 
-    def _decode(self, ids: bytes) -> bytes:
-        return b"".join(map(self.contents.__getitem__, array("i", ids)))
+    def _decode(self, ids: Iterable[int]) -> bytes:
+        return b"".join(map(self.contents.__getitem__, ids))
 
     def _loss(self, text: str) -> str:
         """Return why a text's tokens do not give it back."""
-        lost = []
         for character in sorted(set(text)):
             content = character.encode()
             encoding = self._tokenizer.encode(character, add_special_tokens=False)
-            if content not in self._decode(array("i", encoding.ids).tobytes()):
-                lost.append(f"{character!r} ({len(content)} bytes)")
-        if lost:
-            return f"the tokenizer has no token for {', '.join(lost[:8])} of the text"
+            if content not in self._decode(encoding.ids):
+                size = len(content)
+                return f"the tokenizer has no token for {character!r} ({size} bytes) of the text"
         return "the tokenizer changes the text: it must have no normalizer and add no spaces"
 
 
@@ -172,24 +182,19 @@ def _contents(tokenizer: Tokenizer, state: dict[str, Any]) -> tuple[bytes, ...]:
     """Return every token's bytes by number."""
     layout = json.dumps([state.get("pre_tokenizer"), state.get("decoder")])
     is_byte_level = '"ByteLevel"' in layout
-    is_like_sentencepiece = re.search('"(Metaspace|ByteFallback|Replace)"', layout)
-    model = state["model"]
-    is_known = model.get("type", "BPE") in ("BPE", "Unigram") and is_like_sentencepiece
-    if not is_byte_level and not is_known:
-        raise ValueError("it is neither byte-level nor of SentencePiece's kind")
+    has_bytes = state["model"].get("byte_fallback")
     vocabulary = tokenizer.get_vocab()
     contents = [b""] * (1 + max(vocabulary.values()))
     added = tokenizer.get_added_tokens_decoder()
     for text, number in vocabulary.items():
-        byte = re.fullmatch("<0x([0-9A-F]{2})>", text)
-        if is_byte_level and number not in added:
-            contents[number] = bytes(BYTE_OF_CHARACTER[character] for character in text)
-        elif byte and model.get("byte_fallback"):
-            contents[number] = bytes.fromhex(byte[1])
-        elif number not in added or not text.strip(WORD_START):  # Gemma adds runs of spaces too
-            contents[number] = text.replace(WORD_START, " ").encode()
-        else:
+        if is_byte_level and number in added:
             contents[number] = text.encode()
+        elif is_byte_level:
+            contents[number] = bytes(BYTE_OF_CHARACTER[character] for character in text)
+        elif has_bytes and re.fullmatch("<0x[0-9A-F]{2}>", text):
+            contents[number] = bytes.fromhex(text[3:5])
+        else:
+            contents[number] = text.replace(WORD_START, " ").encode()
     return tuple(contents)
 
 
@@ -205,7 +210,7 @@ def train_byte_pairs(texts: Iterable[str], vocab_size: int, least: int = N_BYTES
         least: fewest tokens.
 
     Raises:
-        OptionError: it has fewer than `least` tokens, as the text is too short.
+        OptionError: it has fewer than `least` tokens, as the text is too short, or `least` is below 256.
     """
     by_words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     by_length = pre_tokenizers.FixedLength(LONGEST_WORD)
@@ -220,7 +225,7 @@ def train_byte_pairs(texts: Iterable[str], vocab_size: int, least: int = N_BYTES
     )
     tokenizer.train_from_iterator(_whole_words(texts), trainer)
     size = tokenizer.get_vocab_size()
-    if size < least:
+    if not N_BYTES <= least <= size:
         reason = f"no other pair of tokens occurs {LEAST_COUNT} times in the training split"
         allowed = f"must be in {N_BYTES} … {size}: {reason}"
         raise OptionError("data.vocab_size", vocab_size, allowed)

@@ -26,9 +26,6 @@ END_OF_LINE = "<eos>"
 SENTENCE = "<S>"
 UNKNOWN_OF_LM1B = "<UNK>"
 LEAST_COUNT_OF_LM1B = 3  # the One Billion Word benchmark's rarer words are <UNK>
-# If more than this share of words are rare, white space does not divide the text into words.
-MOST_UNKNOWN = 0.5
-ENOUGH_WORDS = 1_000
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Vocabulary:
         level: byte, char, word, bpe or ids.
         symbols: ordered by number; empty for all bytes.
         tokenizer: contents of level bpe's `tokenizer.json`.
-        lenient: an unknown character or byte is `<unk>`, or left out if there is none, instead of an error.
+        lenient: an unknown character is `<unk>` instead of an error.
         closed: sentences have `<S>` at their ends too, if they begin with it.
     """
 
@@ -165,11 +162,11 @@ class Vocabulary:
         if self.level == "char":
             texts = [decoded(content) for content in contents]
             points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
-            return self._known(self._table[points], _begins(texts), points)
+            return self._known(self._table[points], points), _begins(texts)
         if "\n" not in self.numbers:
             contents = [content.replace(b"\n", b"") for content in contents]
         points = np.frombuffer(b"".join(contents), np.uint8)
-        return self._known(self._table[points], _begins(contents), points)
+        return self._known(self._table[points], points), _begins(contents)
 
     def _encode_words(self, texts: list[str]) -> Tokens:
         mark = SENTENCE if self.starts_sentences else END_OF_LINE
@@ -179,10 +176,9 @@ class Vocabulary:
             documents = [words_of_lines(text, mark) for text in texts]
         symbols = list(chain.from_iterable(documents))
         numbers = map(self.numbers.get, symbols, repeat(self.unknown))
-        tokens = np.fromiter(numbers, np.int32, len(symbols))
-        tokens, begins = self._known(tokens, _begins(documents), symbols)
+        tokens = self._known(np.fromiter(numbers, np.int32, len(symbols)), symbols)
         if not self.starts_sentences:
-            return tokens, begins
+            return tokens, _begins(documents)
         sentence = self.numbers[SENTENCE]
         if self.closed:
             return close_sentences(tokens, sentence)
@@ -237,21 +233,15 @@ class Vocabulary:
                 table[ord(symbol)] = number
         return table
 
-    def _known(
-        self, tokens: np.ndarray, begins: Positions, symbols: Sequence[Any] | np.ndarray
-    ) -> Tokens:
-        """Return the tokens in `dtype`; a symbol that is unknown without an `<unk>` is left out, or an error."""
-        is_known = tokens >= 0
-        if is_known.all():
-            return tokens.astype(self.dtype), begins
-        if not self.lenient:
+    def _known(self, tokens: np.ndarray, symbols: Sequence[Any] | np.ndarray) -> np.ndarray:
+        """Return the tokens in `dtype`; a symbol that is unknown without an `<unk>` is an error."""
+        if tokens.min(initial=0) < 0:
             symbol = symbols[int(tokens.argmin())]
             if not isinstance(symbol, str):
                 symbol = chr(symbol)
             reason = f"is not among the {len(self)} symbols of the training split"
             raise UserError(f"{symbol!r} {reason}")
-        begins = np.append(0, np.cumsum(is_known))[begins]
-        return tokens[is_known].astype(self.dtype), begins
+        return tokens.astype(self.dtype)
 
 
 class StreamDecoder:
@@ -276,8 +266,6 @@ class StreamDecoder:
 
     def finish(self) -> str:
         """Return the replacement character for an incomplete character at the end, or an empty string."""
-        if not self.vocabulary.consists_of_bytes:
-            return ""
         return self._characters.decode(b"", final=True)
 
     def _piece(self, token: int) -> str:
@@ -367,21 +355,13 @@ def words(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
 
     Case is kept. `<unk>` is placed by its count, including words rarer than `min_count`; if there are none, it is the
     last entry.
-
-    Raises:
-        UserError: white space does not divide the text into words, as most are rare.
     """
     counts = _counted(decoded(chunk).split() for chunk in chunks)
     counts.pop(END_OF_LINE, None)
-    n_words = counts.total()
-    n_rare = 0
-    for word, count in list(counts.items()):
-        if count < min_count and word != UNKNOWN:
-            n_rare += counts.pop(word)
-    counts[UNKNOWN] += n_rare
-    if n_words >= ENOUGH_WORDS and n_rare > MOST_UNKNOWN * n_words:
-        reason = f"{n_rare:,} of {n_words:,} training words are <unk>, as rarer than data.min_count"
-        raise UserError(f"data.level=word: {reason}; use data.level=bpe, char or byte")
+    counts[UNKNOWN] += 0
+    rare = [word for word, count in counts.items() if count < min_count and word != UNKNOWN]
+    for word in rare:
+        counts[UNKNOWN] += counts.pop(word)
     return Vocabulary("word", (END_OF_LINE, *_by_count(counts)))
 
 

@@ -13,7 +13,7 @@ import torch
 from txl_lightning.config.schemas import check_logger, check_values, plain
 from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.distributed.ranks import own_gpu
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import OptionError, notice, require
 from txl_lightning.evaluation.hardware import set_threads
 from txl_lightning.evaluation.trained import (
     TrainedModel,
@@ -21,6 +21,7 @@ from txl_lightning.evaluation.trained import (
     is_other_text,
     load_trained,
 )
+from txl_lightning.reporting import upload_lines
 
 
 def check_common_options(options: Any) -> None:
@@ -113,3 +114,5 @@ def log_results(command: str, results: dict[str, Any], options: Any, directory: 
         if path.suffix in (".png", ".html"):
             log_file(run, f"{command}/{path.stem}", path)
     run.finish()
+    for line in upload_lines(directory):
+        notice(line)

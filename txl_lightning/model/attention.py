@@ -43,11 +43,10 @@ TRAINING_BLOCK = {
     torch.float32: 128,
     torch.bfloat16: 256,
 }
-# Without a gradient no block is computed twice, so smaller ones pay.
+# Without a gradient nothing is computed again, so blocks can be smaller.
 EVALUATION_BLOCK = 64
-# Where nearly all keys are memory, blocks leave out too few keys to pay. A group of heads then computes scores that
-# stay in the processor's caches.
-MOSTLY_MEMORY = 4  # keys per query
+# From this many keys per query on, blocks would leave out few keys; groups of heads keep their scores in the caches.
+MOSTLY_MEMORY = 4
 GROUP_BYTES = 1 << 22
 # Torch's kernels that have a gradient for the bias; cuDNN's has none.
 KERNELS_WITH_BIAS_GRADIENT = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -61,6 +60,7 @@ def scores(
     v_HE: HeadBias | None,
     bias_HS: DistanceBiases | None = None,
     terms: str = "abcd",
+    pads_distances: bool = True,
 ) -> Scores:
     """Return A_ij of section 3.3 for all keys: a causal mask must hide the later ones.
 
@@ -74,18 +74,19 @@ def scores(
         u_HE: content bias; None without (c).
         v_HE: position bias; None without (d).
         bias_HS: biases by distance, instead of v·r_s; None for none.
-        terms: switches (a) and (b). To switch off (c), pass no u; for (d), no v and no bias.
+        terms: only `a` and `b` are read; (c) is off without u, (d) without v and bias.
+        pads_distances: see `query_and_position`.
     """
-    content_HBTE, position_HBTK = content_and_position(
-        q_HBTE, r_HSE, u_HE, v_HE, bias_HS, k_HBKE.shape[2], terms
+    query_HBTE, position_HBTK = query_and_position(
+        q_HBTE, r_HSE, u_HE, v_HE, bias_HS, k_HBKE.shape[2], terms, pads_distances
     )
-    scores_HBTK = content_HBTE @ k_HBKE.mT
+    scores_HBTK = query_HBTE @ k_HBKE.mT
     if position_HBTK is not None:
         scores_HBTK.add_(position_HBTK)
     return scores_HBTK
 
 
-def content_and_position(
+def query_and_position(
     q_HBTE: Heads,
     r_HSE: DistanceVectors | None,
     u_HE: HeadBias | None,
@@ -95,7 +96,7 @@ def content_and_position(
     terms: str,
     pads_distances: bool = True,
 ) -> tuple[Heads, Float[Tensor, "H B_or_1 T K"] | None]:
-    """Return the two parts of `scores`: queries for (a) + (c), and (b) + (d) by key.
+    """Return the queries whose product with the keys is (a) + (c), and the scores (b) + (d) by key.
 
         (q_i + u) / sqrt(E)                  its product with key j is (a) + (c)
         (q_i + v)·r_{i-j} / sqrt(E)          (b) + (d); None if the attention has neither
@@ -108,10 +109,12 @@ def content_and_position(
         bias_HS: biases by distance, instead of v·r_s.
         n_keys: K.
         terms: the terms' letters.
-        pads_distances: whether a GPU may append rows with zeros to r. They change later keys' scores, which a causal
-            mask must then hide.
+        pads_distances: whether a GPU may append rows with zeros to r. They change later keys' scores, which the mask
+            must then hide; False for a variant whose mask is not causal.
     """
-    scale = q_HBTE.shape[-1] ** -0.5  # for queries and biases: smaller than scores
+    scale = (
+        q_HBTE.shape[-1] ** -0.5
+    )  # applied to queries and biases, smaller tensors than the scores
     query_HBTE = q_HBTE * scale
     content = _with_bias(query_HBTE if "a" in terms else None, u_HE, scale)
     if content is None:
@@ -203,9 +206,11 @@ def attend(inputs: AttentionInputs, dropout: Dropout) -> Heads:
     """Return Σ_j softmax_j(A_i) value_j over the visible keys j, with dropout on the probabilities.
 
         on a GPU, or compiled                   `attend_with_kernel`
-        on a CPU, with gradient or dropout      `attend_as_written`, in blocks of queries
-        on a CPU, without                       `attend_with_kernel`, in blocks of queries
+        on a CPU, with gradient or dropout      `attend_as_written`, in blocks of 128 or 256 queries
+        on a CPU, with neither
+            few outputs are read                `attend_with_kernel`, one query at a time
             over 64 queries, mostly memory      `attend_as_written`, in groups of heads (float32, float64)
+            else                                `attend_with_kernel`, in blocks of 64 queries
 
     A block leaves out the keys after its last query. BENCHMARKS.md has what blocks and groups gain.
     """
@@ -244,6 +249,7 @@ def masked_scores(inputs: AttentionInputs) -> Scores:
         x.v_HE,
         x.bias_HS,
         x.terms,
+        x.visible.causal,
     )
     return scores_HBTK.add_(x.visible.mask_TK.to(scores_HBTK.dtype))
 
@@ -254,7 +260,7 @@ def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Heads:
     Its bias holds (b), (d) and the mask.
     """
     x = inputs
-    content_HBTE, bias = content_and_position(
+    query_HBTE, bias = query_and_position(
         x.q_HBTE,
         x.r_HSE,
         x.u_HE,
@@ -268,21 +274,21 @@ def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Heads:
     if bias is None:
         bias = mask.to(x.values_HBKE.dtype)
     elif mask.ndim == 2 and is_eager_on_cpu(x.q_HBTE) and not torch.is_grad_enabled():
-        # In place, and only where the mask hides a key: another tensor would cost 6 to 11 %.
+        # In place, and only where the mask hides a key: another tensor costs 6 to 11 % of an evaluation.
         first = x.visible.first_hidden
         bias[..., first:] += mask[:, first:].to(bias.dtype)
     else:
         bias = bias + mask.to(bias.dtype)
-    # With gradients, and on a GPU, only kernels that compute a gradient for the bias may run.
+    # With gradients, or on any GPU, only kernels that compute a gradient for the bias may run.
     backend: Any = nullcontext()
-    if torch.is_grad_enabled() or content_HBTE.device.type != "cpu":
+    if torch.is_grad_enabled() or query_HBTE.device.type != "cpu":
         backend = sdpa_kernel(KERNELS_WITH_BIAS_GRADIENT)
     with backend:
         heads_HBTE = F.scaled_dot_product_attention(
-            gpu.aligned(content_HBTE),
+            gpu.aligned(query_HBTE),
             gpu.aligned(x.k_HBKE),
             gpu.aligned(x.values_HBKE),
-            attn_mask=bias.expand(*content_HBTE.shape[:3], -1),
+            attn_mask=bias.expand(*query_HBTE.shape[:3], -1),
             dropout_p=dropout.p if dropout.training else 0.0,
             scale=1.0,
         )
@@ -292,8 +298,8 @@ def attend_with_kernel(inputs: AttentionInputs, dropout: Dropout) -> Heads:
 def _attend_with_gradient(inputs: AttentionInputs, dropout: Dropout) -> Tensor:
     """Attend as written, in blocks of queries.
 
-    In float32 and float64 the backward pass computes the probabilities again for several blocks. This costs less than
-    the left-out keys save. In bfloat16 it does not.
+    If there are several blocks, float32 and float64 compute their probabilities again in the backward pass: this costs
+    less than the left-out keys save. In bfloat16 it costs more, so they are stored.
     """
     dtype = inputs.values_HBKE.dtype
     T = inputs.q_HBTE.shape[2]
@@ -474,8 +480,8 @@ class Attention(nn.Module):
         terms: str | None = None,
     ) -> AttentionInputs:
         """Return what `scores` reads, with queries and keys rotated if the encoding rotates them."""
-        # `unbind`, because an index's backward pass allocates a gradient for all parts. With P = 1 no term reads the
-        # keys.
+        # `unbind`, because an index's backward pass allocates a gradient for all parts. With P = 1 the keys are the
+        # values, and no term reads them.
         keys_and_values = kv_PHBKE.unbind()
         k_HBKE = keys_and_values[0]
         if positions.rotation_2SE is not None:

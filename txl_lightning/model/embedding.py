@@ -203,7 +203,7 @@ class TokenSoftmax(nn.Module):
         """Return log P(token | h) for every token in the vocabulary, in float32 or float64."""
         hidden = hidden_BTD.flatten(0, 1)
         rows = embedding.rows()
-        # On a GPU with more columns, whose probability is 0.
+        # On a GPU it has padding columns, whose probability is 0.
         head = _log_softmax(self._head(hidden, embedding, rows[0]))
         shortlist = embedding.edges[1]
         parts = [head[:, :shortlist]]
@@ -236,7 +236,7 @@ class TokenSoftmax(nn.Module):
     def _head(self, hidden: Tensor, embedding: TokenEmbedding, rows: Tensor) -> Tensor:
         if self.cluster_weight is None or self.cluster_bias is None:
             return self._logits(hidden, 0, embedding, rows)
-        weight = torch.cat([rows, aligned(self.cluster_weight)])
+        weight = torch.cat([aligned(rows), aligned(self.cluster_weight)])
         bias = torch.cat([self.bias[: embedding.edges[1]], self.cluster_bias])
         return aligned_product(
             self._project(hidden, 0, embedding),
@@ -296,7 +296,7 @@ class _NegativeLogLikelihood(torch.autograd.Function):
         if log_probabilities_NV.dtype == logits_NV.dtype or is_eager_on_cpu(logits_NV):
             ctx.save_for_backward(log_probabilities_NV, targets_N, None)
         else:
-            # Logits at half the size are stored anyway: log Σ exp(logits) makes probabilities from them.
+            # The 16-bit logits, half the size of the probabilities: log Σ exp(logits) makes these from them.
             normalizer_N1 = nll_N1 + logits_NV.gather(1, targets_N1)
             ctx.save_for_backward(logits_NV, targets_N, normalizer_N1)
         return nll_N1.squeeze(1)

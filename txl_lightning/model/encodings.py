@@ -223,7 +223,7 @@ def register_encoding(
 
     def register(encoding: type[Encoding]) -> type[Encoding]:
         rotated = rotates(encoding)
-        # (b) and (c) would depend on a token's place in its stream, not on the distance alone.
+        # A rotated q would meet r and u that are not: (b) and (c) would depend on absolute places.
         fits = not (rotated and set("bc") & set(terms))
         require(fits, "terms", terms, "must be a or ad: angles rotate q and k")
         kind = EncodingKind(
@@ -339,7 +339,7 @@ class AbsoluteEncoding(Encoding):
         """Add U_{T-1}, …, U_0 to the T tokens."""
         T, D = hidden_BTD.shape[1:]
         sinusoids_SD = sinusoids_of_distances(T, D, clamp_len, hidden_BTD)
-        return hidden_BTD + sinusoids_SD[1:]
+        return hidden_BTD + sinusoids_SD[1:]  # without distance T
 
 
 @register_encoding("al_rfou", absolute=True, table="positions")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.gpu import Linear, is_eager_on_cpu
 
-LEVELS = 1 << 16  # per random number for dropout
+LEVELS = 1 << 16  # values of the 16-bit random number that decides one element
 WEIGHT_STD = 0.02
 PROJECTION_STD = 0.01
 

@@ -169,8 +169,9 @@ class Memory(CarriedState):
         filled: how many newest states were written; older ones are never attended to.
         in_document_B: how many newest states each stream may attend to: they belong to its document or episode. -1
             where the next token begins one (`reset`). None if no stream was reset.
-        keeps_gradient: whether the next memory keeps its states' gradient, so a later loss reaches them; otherwise they
-            are stored without (SG in the paper). Training sets it for the segments in one step; it is in no checkpoint.
+        keeps_gradient: whether `update` keeps the gradient of the states that it appends, so a later loss reaches them;
+            otherwise they are stored without (SG in the paper). Training sets it for the segments in one step; it is in
+            no checkpoint.
     """
 
     states: Float[Tensor, "N B M D"]
@@ -199,7 +200,7 @@ class Memory(CarriedState):
         ext_len: int = 0,
         bounds: StreamBounds | None = None,
     ) -> Memory:
-        """Append one segment's layer inputs and keep the last `mem_len` states, without gradient (SG).
+        """Append one segment's layer inputs and keep the last `mem_len` states, without gradient (SG) by default.
 
             end = M + max(0, T - ext_len)        begin = max(0, end - mem_len)
             new = [memory ∘ inputs][begin:end]

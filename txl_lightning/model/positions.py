@@ -96,9 +96,9 @@ def relative_shift(
     """Turn columns that count distances into columns that count keys, without a copy (appendix B).
 
     Row i in the input has a value for each distance K, K-1, …, 0; row i in the output has at column j the value for
-    distance K - T + i - j. In a line with T·S numbers, S = K + 1, the first key for row i is number T + i·(S-1), so the
-    result is a view that starts at number T. Entries for keys after query i belong to the next row; the causal mask
-    must hide them.
+    distance K - T + i - j. Written as one line with T·S numbers, S columns a row, that value is number
+    i·S + T - i + j = T + i·(S-1) + j: so drop the first T numbers and read rows with S-1. Entries for keys after
+    query i belong to the next row; the causal mask must hide them.
 
     Args:
         by_distance_XTS: values; columns after the first K + 1 are padding.
@@ -110,7 +110,7 @@ def relative_shift(
 
 
 class _RelativeShift(torch.autograd.Function):
-    """Forward: the view. Backward: the copy alone; a slice would first fill the gradient with zeros."""
+    """Forward: the view. Backward: one copy; a slice's would first fill the whole gradient with zeros."""
 
     @staticmethod
     def forward(ctx: Any, by_distance_XTS: Tensor, n_keys: int) -> Tensor:
@@ -137,7 +137,7 @@ class VisibleKeys(NamedTuple):
 
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere; [B, T, K] if streams differ.
-        sees_memory: whether every query sees the whole memory: then no mask is added to its keys.
+        sees_memory: whether a mask [T, K] hides no key of the memory from any query.
         causal: whether queries see no keys after their position: only then a block of queries needs no later keys.
         only_queries: the queries whose output is read, if they are few; other queries' output has no meaning.
     """
@@ -189,7 +189,7 @@ def without_marks(tokens_BT: Tokens) -> Tokens:
     The mark stays with its token wherever streams are cut into segments, windows and extended
     context.
     """
-    return torch.maximum(tokens_BT, ~tokens_BT)
+    return torch.maximum(tokens_BT, ~tokens_BT)  # ~token is -1 - token
 
 
 class StreamBounds(NamedTuple):

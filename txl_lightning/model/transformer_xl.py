@@ -31,7 +31,7 @@ Inference = Literal["cached inference", "one-pass windows", "generation", "atten
 Ability = Literal[
     Inference, "documents", "unequal lengths", "extended context", "gradient segments"
 ]
-FEWER_PLACES = 8  # a query alone takes as long as about so many in a block
+FEWER_PLACES = 8  # one query alone takes as long as about 8 in a block
 
 
 class TransformerXLLayer(nn.Module):
@@ -314,8 +314,11 @@ class TransformerXL(ScoringModel, nn.Module):
         Raises:
             OptionError: tokens are given to a model without a vocabulary, lengths to one that does
                 not take them (`takes_lengths`), or the memory was reset and cannot be.
-            ValueError: the memory has another number of streams, or another kind; see also `embed`.
+            ValueError: the memory has another number of streams, or another kind, or `n_last` and `places_Q` are both
+                given; see also `embed`.
         """
+        if n_last is not None and places_Q is not None:
+            raise ValueError("give either n_last or places_Q")
         hidden_BTD = self.embed(tokens_BT, inputs_BTD, lengths_B)
         B, T = hidden_BTD.shape[:2]
         if memory is None:

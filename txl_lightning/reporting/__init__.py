@@ -1,9 +1,10 @@
-"""Text that every report shares: Markdown tables, and the machine's name to state beside every speed."""
+"""Text that reports share: Markdown tables, the machine's name beside every speed, how to upload a run of W&B."""
 
 from __future__ import annotations
 
 import platform
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def markdown_table(
     lines = [[escape(cell) for cell in row] for row in (header, *rows)]
     lines.insert(1, ["---:" if to_the_right else "---" for to_the_right in right])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def upload_lines(directory: Path) -> list[str]:
+    """Return a line with the command that uploads offline runs, if there are any."""
+    folders = []
+    for file in sorted(directory.glob("wandb/offline-run-*/run-*.wandb")):
+        folders.append(shlex.quote(str(file.parent)))
+    if not folders:
+        return []
+    return [f"offline run of Weights & Biases, to upload it: wandb sync {' '.join(folders)}"]
 
 
 def _is_number(cell: str) -> bool:

@@ -212,10 +212,10 @@ RECL_THRESHOLD = 0.01  # in appendix C
 class ContextCurves(Curve):
     """Scores fixed positions in the validation split with exactly c context tokens, for several c.
 
-    Logs `context/{unit}/{c}`, `context/within_1_percent`, `recl/{r}` and `recl/{r}/guarded` over steps, in the words
-    that `recl.json` uses. When training ends, `context_curve.png` shows the losses over steps. RECL is measured in a
-    group with this model alone (appendix C); a larger group may give another value. Every rank scores its share of the
-    windows. Training's memory, streams and random state stay unchanged. A measurement's time is excluded from tokens/s.
+    Logs and writes `context/{unit}/{c}`, `context/within_1_percent`, `recl/{r}` and `recl/{r}/guarded` over steps. When
+    training ends, `context_curve.png` shows the losses over steps. RECL is measured in a group with this model alone
+    (appendix C); a larger group may give another value. Every rank scores its share of the windows. Training's memory,
+    streams and random state stay unchanged. A measurement's time is excluded from tokens/s.
 
     Args:
         config: its `context_curve`, and training's lengths.
@@ -266,45 +266,33 @@ class ContextCurves(Curve):
 
     def _log(self, trainer: Trainer, module: Any, curve: ContextCurve) -> None:
         unit = loss_unit(module.level)
-        losses = [loss_metrics(nll, module.level)[unit] for nll in curve.nll]
-        recl_of_fractions = {}
-        values = {
+        values: Values = {
             "tokens": module.tokens,
             "context/within_1_percent": curve.within_1_percent,
         }
-        for c, loss in zip(self.contexts, losses, strict=True):
-            values[f"context/{unit}/{c}"] = loss
+        for c, nll in zip(self.contexts, curve.nll, strict=True):
+            values[f"context/{unit}/{c}"] = loss_metrics(nll, module.level)[unit]
         for r, recl in curve.recl.items():
-            recl_of_fractions[str(r)] = vars(recl)
             values[f"recl/{r}"] = recl.value
             values[f"recl/{r}/guarded"] = recl.guarded
         log_values(trainer, values)
-        self.append(
-            {
-                "steps": trainer.global_step,
-                "contexts": self.contexts,
-                "nll": curve.nll,
-                "nll_standard_error": curve.standard_error,
-                unit: losses,
-                "within_1_percent": curve.within_1_percent,
-                "recl": recl_of_fractions,
-            }
-        )
+        self.append({"steps": trainer.global_step, **values})
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if not trainer.is_global_zero:
-            return
-        rows = [row for row in self.rows if row["contexts"] == self.contexts]
-        if not rows:
+        if not trainer.is_global_zero or not self.rows:
             return
         from txl_lightning.reporting.canvas import line_figure  # imports matplotlib
         from txl_lightning.reporting.wandb_panels import log_file
 
         unit = loss_unit(pl_module.level)
-        steps = [row["steps"] for row in rows]
         curves = {}
-        for i, c in enumerate(self.contexts):
-            curves[f"{c} tokens"] = (steps, [row[unit][i] for row in rows])
+        for c in self.contexts:
+            name = f"context/{unit}/{c}"
+            rows = [
+                row for row in self.rows if name in row
+            ]  # a resumed run may have other contexts
+            steps = [row["steps"] for row in rows]
+            curves[f"{c} tokens"] = (steps, [row[name] for row in rows])
         path = self.path.with_suffix(".png")
         line_figure(
             path, curves, "steps", unit_name(pl_module.level), "Loss by context, during training"

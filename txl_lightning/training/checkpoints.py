@@ -27,6 +27,8 @@ NO_STATE = "holds weights only"
 class UnwrittenCheckpointError(UserError):
     """Raised when a checkpoint cannot be written."""
 
+    advice = "with space again repeat the command with hydra.run.dir={directory} resume=auto"
+
 
 class DurableCheckpointIO(TorchCheckpointIO):
     """Lightning's checkpoint plugin, with files that are whole or not there, and that can be opened."""
@@ -51,7 +53,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
             ) from error
         except pickle.UnpicklingError as error:
             raise UserError(
-                "trainer.callbacks: the state of one holds more than numbers, text, tensors, lists "
+                "callbacks: the state of one holds more than numbers, text, tensors, lists "
                 "and dictionaries, so that a checkpoint could not be read again"
             ) from error
 
@@ -93,8 +95,11 @@ class RunCheckpoint(Checkpoint):
     The `last.ckpt` before becomes `previous.ckpt`, in case a disk damages the new one.
 
     If a validation follows a step, the checkpoint follows the validation; otherwise a resumed run would skip it. Stands
-    after the other checkpoint callbacks, whose states it saves. `step{N}.ckpt` has the weights of every
-    `checkpoint.keep_every_n_steps`.
+    after the other checkpoint callbacks, whose states it saves.
+
+    It is no subclass of Lightning's ModelCheckpoint, which saves either every n steps or after validations, and before
+    a validation that is due at the same step: all its hooks would be replaced. ModelCheckpoint itself keeps the
+    weights of every n steps (`callbacks=keep_weights`).
 
     Args:
         directory: folder for the checkpoints.
@@ -137,12 +142,6 @@ class RunCheckpoint(Checkpoint):
         if trainer.fit_loop._should_accumulate():
             return
         step = trainer.global_step
-        kept_every = self.options.keep_every_n_steps
-        if kept_every and step % kept_every == 0:
-            trainer.save_checkpoint(
-                self.directory / f"step{step}.ckpt",
-                weights_only=True,
-            )
         if step % self.options.every_n_steps == 0 and not validation_follows(trainer):
             self.save(trainer)
 

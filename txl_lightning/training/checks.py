@@ -45,16 +45,11 @@ def _check_sizes(config: Config) -> None:
     require(
         batch_size >= W, "evaluation.batch_size", batch_size, f"must be at least the {W} processes"
     )
-    every = config.checkpoint.keep_every_n_steps
-    can_keep = config.checkpoint.enabled or every is None
-    require(can_keep, "checkpoint.keep_every_n_steps", every, "needs checkpoint.enabled=true")
     if isinstance(config.model, RecurrentModelConfig):
         n_segments = config.memory.gradient_segments
         allowed = f"must be 0: {config.model.name} stores no states; a longer data.segment_len does the same"
         require(n_segments == 0, "memory.gradient_segments", n_segments, allowed)
     optimizer = config.optimizer
-    allowed = "must be between 0 and optimizer.lr"
-    require(optimizer.min_lr <= optimizer.lr, "optimizer.min_lr", optimizer.min_lr, allowed)
     can_be_exact = optimizer.ns_precision != "32-true" or optimizer.name == "muon"
     require(
         can_be_exact, "optimizer.ns_precision", optimizer.ns_precision, "is for optimizer=muon only"
@@ -73,13 +68,6 @@ def _check_device(config: Config) -> None:
     if accelerator == "cpu":
         needs = "needs a GPU (bf16-mixed works without one)"
         require(trainer.precision != "16-mixed", "trainer.precision", trainer.precision, needs)
-    if accelerator == "mps":
-        one = "is one device: trainer.devices and trainer.num_nodes must be 1"
-        require(n_processes(trainer) == 1, "trainer.accelerator", accelerator, one)
-        single = "must be 32-true with trainer.accelerator=mps"
-        require(
-            trainer.precision in ("32-true", "auto"), "trainer.precision", trainer.precision, single
-        )
 
 
 def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:

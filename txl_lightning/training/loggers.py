@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from lightning import Trainer
@@ -98,16 +97,6 @@ def finish_wandb(loggers: list[Logger], exit_code: int) -> None:
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.finish(exit_code=exit_code)
-
-
-def upload_lines(directory: Path) -> list[str]:
-    """Return a line with the command that uploads offline runs, if there are any."""
-    folders = []
-    for file in sorted(directory.glob("wandb/offline-run-*/run-*.wandb")):
-        folders.append(shlex.quote(str(file.parent)))
-    if not folders:
-        return []
-    return [f"offline run of Weights & Biases, to upload it: wandb sync {' '.join(folders)}"]
 
 
 def arm(config: Config) -> list[str]:

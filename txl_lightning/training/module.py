@@ -43,12 +43,15 @@ from txl_lightning.training.memory import CarriedMemory, random_state, restore_r
 from txl_lightning.training.optimizers import check_moments, follow_schedule, make_optimizer
 from txl_lightning.training.scoring import compiled, scored_positions
 
-WITHOUT_FLOAT64 = ("mps",)  # device types
 DIVIDING_STRATEGIES = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 
 
 class NotFiniteError(UserError):
     """Raised when a step's loss or gradient is not finite."""
+
+    advice = (
+        "try a lower optimizer.lr, with initial_weights= a checkpoint in {directory}/checkpoints"
+    )
 
 
 class EndOfBatch(Callback):
@@ -128,7 +131,6 @@ class LanguageModelModule(LightningModule):
             None  # state of training of a checkpoint, until training starts
         )
         self._n_streams = 0  # on all ranks; 0 before the first batch
-        self._longest_segment = 0
         self._missing_batches = 0  # in the epoch, where a resumed run reads a loader from its start
         self._nll_sum: Tensor | float = 0.0
         self._nll_tokens = 0
@@ -362,9 +364,7 @@ class LanguageModelModule(LightningModule):
         if self.score is None:
             return model.score
         fills = isinstance(memory, Memory) and memory.filled < model.config.memory_slots
-        T = batch.tokens.shape[1]
-        self._longest_segment = max(self._longest_segment, T)
-        if fills or self._longest_segment > T:
+        if fills or batch.targets.shape[1] < self.config.data.segment_len:
             return model.score
         return self.score
 
@@ -438,10 +438,9 @@ class LanguageModelModule(LightningModule):
             float(self._nll_sum),
             self._nll_tokens,
         )
-        self.latest = with_prefix(
-            "train",
-            loss_metrics(nll_sum / n_tokens, self.level),
-        )
+        self.latest = {}
+        for unit, loss in loss_metrics(nll_sum / n_tokens, self.level).items():
+            self.latest[f"train/{unit}"] = loss
         self.latest["train/tokens_per_second"] = recent / (time.perf_counter() - self._since)
         self.latest["train/learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.latest["train/gradient_norm"] = float(self.gradient_norm)
@@ -507,7 +506,7 @@ class LanguageModelModule(LightningModule):
         torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one token
         has probability 0.
         """
-        device = "cpu" if nll_BT.device.type in WITHOUT_FLOAT64 else nll_BT.device
+        device = with_float64(nll_BT.device)
         self.evaluation_sums = self.evaluation_sums.to(device)
         self.evaluation_sums[0] += nll_BT.to(device).double().sum()
         self.evaluation_sums[1] += self._count_bytes(targets_BT).to(device)
@@ -531,27 +530,21 @@ class LanguageModelModule(LightningModule):
         stage = "test" if self.trainer.testing else "val"
         nll_sum, n_bytes, n_tokens = self.ranks.total(*self.evaluation_sums.tolist())
         n_scored = n_tokens or math.nan  # from an empty loader
+        values: dict[str, float] = {f"{stage}/tokens": int(n_tokens)}
         losses = loss_metrics(nll_sum / n_scored, self.level, n_bytes / n_scored)
-        values = with_prefix(stage, {**losses, "tokens": int(n_tokens)})
+        for unit, loss in losses.items():
+            values[f"{stage}/{unit}"] = loss
         self.metrics.update(values)
-        self._log(values)
+        several = self.ranks.world_size > 1
+        device = with_float64(self.device)
+        axes = {"tokens": self.tokens, "step": self.trainer.global_step}
+        for name, value in {**values, **axes}.items():
+            exact = torch.tensor(value, dtype=torch.float64, device=device)
+            self.log(name, exact, batch_size=1, sync_dist=several)
         self.on_validation_epoch_start()
         self.restart_clock()
 
     on_test_epoch_end = on_validation_epoch_end
-
-    def _log(self, values: dict[str, float]) -> None:
-        """Log values in float64 with the axes `tokens` and `step`."""
-        axes = {"tokens": self.tokens, "step": self.trainer.global_step}
-        device = "cpu" if self.device.type in WITHOUT_FLOAT64 else self.device
-        for name, value in {**values, **axes}.items():
-            exact = torch.tensor(value, dtype=torch.float64, device=device)
-            self.log(
-                name,
-                exact,
-                batch_size=1,
-                sync_dist=self.ranks.world_size > 1,
-            )
 
     # Checkpoints
 
@@ -614,11 +607,11 @@ class LanguageModelModule(LightningModule):
             self._nll_tokens += n_tokens
 
 
+def with_float64(device: torch.device) -> torch.device:
+    """Return a GPU of CUDA or the CPU: other devices may lack float64."""
+    return device if device.type == "cuda" else torch.device("cpu")
+
+
 def lengths_of(config: Config) -> Lengths:
     """Return the lengths for validation and test."""
     return evaluation_lengths(in_windows(config))
-
-
-def with_prefix(prefix: str, values: dict[str, float]) -> dict[str, float]:
-    """Return values under the names of a group of metrics."""
-    return {f"{prefix}/{name}": value for name, value in values.items()}

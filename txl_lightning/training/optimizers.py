@@ -84,9 +84,8 @@ def make_optimizer(
 def follow_schedule(schedule: Any) -> None:
     """Set the learning rate to a resumed run's schedule; its number of steps may have changed."""
     if isinstance(schedule, LambdaLR):
-        groups = schedule.optimizer.param_groups
-        for group, lr, share in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
-            group["lr"] = lr * share(schedule.last_epoch)
+        for group, share in zip(schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True):
+            group["lr"] = group["initial_lr"] * share(schedule.last_epoch)
 
 
 def check_moments(optimizer: torch.optim.Optimizer) -> None:
@@ -184,24 +183,20 @@ class MuonWithAdam(torch.optim.Optimizer):
         updates = torch._foreach_lerp(gradients, momenta, MOMENTUM)
         torch._foreach_mul_(parameters, decay)
         # Small matrices cost more in calls than in arithmetic: equally shaped or transposed matrices are stacked.
-        matrices_by_shape = defaultdict(list)
-        updates_by_shape = defaultdict(list)
+        pairs_by_shape = defaultdict(list)
         for parameter, update in zip(parameters, updates, strict=True):
             n = self.n_matrices[parameter]
             for matrix, part in zip(parameter.chunk(n), update.chunk(n), strict=True):
-                is_tall = part.shape[0] > part.shape[1]
-                shape = tuple(sorted(part.shape))
-                matrices_by_shape[shape].append(matrix.T if is_tall else matrix)
-                updates_by_shape[shape].append(part.T if is_tall else part)
-        for shape, matrices in matrices_by_shape.items():
-            stacked_NAB = torch.stack(updates_by_shape[shape]).to(self._ns_dtype)
-            orthogonal_NAB = orthogonalize(stacked_NAB).to(matrices[0].dtype)
+                if part.shape[0] > part.shape[1]:
+                    matrix = matrix.T
+                    part = part.T
+                pairs_by_shape[tuple(part.shape)].append((matrix, part))
+        for shape, pairs in pairs_by_shape.items():
+            stacked_NAB = torch.stack([part for _, part in pairs]).to(self._ns_dtype)
+            orthogonal_NAB = orthogonalize(stacked_NAB).to(pairs[0][0].dtype)
             step = lr * 0.2 * math.sqrt(shape[1])
-            torch._foreach_add_(
-                matrices,
-                list(orthogonal_NAB.unbind()),
-                alpha=-step,
-            )
+            matrices = [matrix for matrix, _ in pairs]
+            torch._foreach_add_(matrices, list(orthogonal_NAB.unbind()), alpha=-step)
 
 
 def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:

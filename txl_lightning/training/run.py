@@ -42,6 +42,7 @@ from txl_lightning.evaluation.models import (
 from txl_lightning.evaluation.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.evaluation.units import peak_memory, shown_units
 from txl_lightning.files import write_json
+from txl_lightning.reporting import upload_lines
 from txl_lightning.reporting.code import code_version
 from txl_lightning.training import Values
 from txl_lightning.training.callbacks import ContextCurves, Progress, StopSignals, ValidationCurve
@@ -59,7 +60,6 @@ from txl_lightning.training.loggers import (
     finish_wandb,
     lightning_loggers,
     start_wandb,
-    upload_lines,
 )
 from txl_lightning.training.module import LanguageModelModule, NotFiniteError, lengths_of
 from txl_lightning.training.objects import make, new_trainer, trainer_arguments
@@ -167,7 +167,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     start = Start.of(config, directory, ranks)
     resumed_config = start.resumed.config if start.resumed else None
     config = ranks.first(resolve_precision(config, resumed_config))
-    own = own_callbacks(config)
+    own = own_callbacks(config, directory)
     loggers: list[Logger] = [DummyLogger()]  # on ranks that write nothing
     if ranks.rank == 0:
         loggers = lightning_loggers(config, directory)
@@ -191,7 +191,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         *make_callbacks(config, directory, corpus, signals),
     ]
     if ranks.rank == 0:
-        prepare_directory(config, directory, start.resumed, corpus.vocabulary.tokenizer)
+        prepare_directory(config, directory, corpus.vocabulary.tokenizer)
     trainer = make_trainer(config, directory, callbacks, start)
     n_parameters = count_parameters(module)
     if ranks.rank == 0 and "wandb" in config.logger.each:
@@ -287,16 +287,17 @@ def _check_steps(config: Config, resumed: Checkpoint, ranks: Ranks) -> None:
 # Trainer
 
 
-def own_callbacks(config: Config) -> list[Callback]:
-    """Return the callbacks that a user names by their class.
+def own_callbacks(config: Config, directory: Path) -> list[Callback]:
+    """Return the callbacks that a user names by their class; Lightning's checkpoints go into the run's folder.
 
     Raises:
         OptionError: one cannot be made.
     """
-    callbacks = [make(given, "trainer.callbacks", Callback) for given in config.trainer.callbacks]
+    callbacks = []
     for name, given in config.callbacks.items():
         if given is not None:
-            callbacks.append(make(given, f"callbacks.{name}", Callback))
+            folder = str(directory / "checkpoints" / name)
+            callbacks.append(make(given, f"callbacks.{name}", Callback, dirpath=folder))
     return callbacks
 
 
@@ -388,11 +389,8 @@ def fit(training: TrainingRun) -> None:
         training.trainer.fit(
             training.module, datamodule=training.data, ckpt_path=resumed.path if resumed else None
         )
-    except NotFiniteError as error:
-        advice = "try a lower optimizer.lr, with initial_weights= a checkpoint in"
-        raise UserError(f"{error}; {advice} {training.directory}/checkpoints") from error
-    except UnwrittenCheckpointError as error:
-        advice = f"with space again repeat the command with hydra.run.dir={training.directory} resume=auto"
+    except (NotFiniteError, UnwrittenCheckpointError) as error:
+        advice = error.advice.format(directory=training.directory)
         raise UserError(f"{error}; {advice}") from error
     except UserError:
         raise

@@ -39,8 +39,6 @@ OTHER_TEXT = (
     "was trained on another text than this corpus has now: "
     "give the old files, or initial_weights= to train on this text"
 )
-# Files of a run that was killed before its first checkpoint.
-LEFT = ("validation.jsonl", "context_curve.*", "checkpoints/step[0-9]*.ckpt")
 
 
 @dataclass(frozen=True)
@@ -129,14 +127,8 @@ def refuse_to_replace(config: Config, directory: Path) -> None:
     require(not is_saved, "hydra.run.dir", directory, unfinished)
 
 
-def prepare_directory(
-    config: Config, directory: Path, resumed: Checkpoint | None, tokenizer: str | None
-) -> None:
+def prepare_directory(config: Config, directory: Path, tokenizer: str | None) -> None:
     """Create the run directory with `config.yaml` and `tokenizer.json`."""
-    if resumed is None or not is_in_run(directory, resumed.path):
-        for pattern in LEFT:
-            for path in directory.glob(pattern):
-                path.unlink()
     directory.mkdir(parents=True, exist_ok=True)
     code = code_version()
     header = f"# txl_lightning {code['version']}, commit {code['commit'] or 'unknown'}\n"

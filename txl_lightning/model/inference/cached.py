@@ -226,7 +226,8 @@ class CachedTransformerXL(ScoringModel):
     """
 
     def __init__(self, model: TransformerXL, **lengths: Any) -> None:
-        reason = model.cannot.get("cached inference", "it has no keys and values to keep")
+        cannot = getattr(model, "cannot", {})
+        reason = cannot.get("cached inference", "it has no keys and values to keep")
         allowed = f"cannot be cached, use the model itself: {reason}"
         require(
             can_cache(model),
@@ -388,7 +389,7 @@ class CachedTransformerXL(ScoringModel):
 
 
 class _Distances:
-    """Projected positions and masks for the longest K so far.
+    """Projected positions and masks for the longest K so far, and once the memory is full for exactly this K.
 
     Rows and columns are ordered by falling distance, so a shorter K uses a view on the last ones.
     """
@@ -408,7 +409,7 @@ class _Distances:
         """Return positions for every layer, and the mask, for T tokens after a memory with M."""
         slots = self.model.config.memory_slots
         K = M + T
-        # From a full memory on, K stays the same: a separate table is read faster than a view.
+        # Once the memory is full K is constant, and a table with K rows is read faster than a view.
         if slots <= M and self.n_keys != K:
             self._project(K, like)
         elif self.n_keys < K:
@@ -444,7 +445,7 @@ def weights_of(
 
     They change with an optimizer step, `load_state_dict`, replaced parameters, another device or type. They do not
     change with an optimizer step under `fused=True` or with writes through `parameter.data`: torch does not count
-    these.
+    these. A module that replaces another one is not watched either.
 
     Args:
         tables: torch's parameter tables, `module._parameters`: they show a replaced one.

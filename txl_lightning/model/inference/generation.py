@@ -106,14 +106,14 @@ def _generating(model: Any) -> Any:
         OptionError: the model has no memory, or cannot generate.
         RuntimeError: it is in training mode.
     """
-    if can_cache(model):
-        model = CachedTransformerXL(model)
     reason = getattr(model, "cannot", {}).get("generation")
     require(reason is None, "model", type(model).__name__, f"cannot generate: {reason}")
     if isinstance(model, CachedTransformerXL | TransformerXL):
         mem_len = model.config.mem_len
         needed = "must be >= 1 to generate: a drawn token reads the ones before it from the memory"
         require(mem_len >= 1, "mem_len", mem_len, needed)
+    if can_cache(model):
+        return CachedTransformerXL(model)  # it refuses dropout itself
     if getattr(model, "training", False):
         raise RuntimeError("the model is in training mode, with dropout on; call eval() on it")
     return model
@@ -190,7 +190,7 @@ class _Reader:
     def begin(self, prompts: Sequence[Tensor], segment_len: int) -> None:
         """Cut prompts, the longest first, into segments.
 
-        All prompts end in the last segment; a shorter prompt joins at a later one.
+        All prompts end in the last segment; one with fewer segments begins at a later one.
         """
         pieces = []
         for prompt in prompts:
@@ -215,7 +215,7 @@ class _Reader:
         n_begun = len(self.segments[0][0])
         for tokens_GT, lengths_G in self.segments:
             if len(tokens_GT) > n_begun:
-                # Other rows begin anew: with any stream's memory, reset.
+                # The rows that begin now get a copy of some stream's memory, reset.
                 rows_G = torch.arange(len(tokens_GT), device=tokens_GT.device)
                 memory = self.memory.select(rows_G.clamp(max=n_begun - 1))
                 self.memory = memory.reset(rows_G >= n_begun)
