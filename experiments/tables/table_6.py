@@ -53,8 +53,7 @@ NO_LONGER = (
     "comparison at training’s lengths again."
 )
 NOTES = (
-    "Best attention length: the shortest whose validation loss is the lowest, or higher by half of "
-    "its last digit at most.",
+    "Best attention length: the length with the lowest validation loss.",
     "The random half has as many losses as the last half, drawn for each step, but some have "
     "little context.",
 )

@@ -68,8 +68,8 @@ def own_nats(checkpoint: Path, folder: Path) -> list[float]:
         lines.append(json.dumps({"context": context, "continuation": continuation}))
     (folder / "pairs.jsonl").write_text("\n".join(lines))
     evaluated(checkpoint, folder / "own", continuations=str(folder / "pairs.jsonl"))
-    table = (folder / "own/continuations.tsv").read_text().splitlines()[1:]
-    return [float(line.split("\t")[3]) for line in table]
+    table = (folder / "own/continuations.jsonl").read_text().splitlines()
+    return [json.loads(line)["nats"] for line in table]
 
 
 def test_a_task_of_local_text_has_the_numbers_of_txl_evaluate(tmp_path: Path) -> None:

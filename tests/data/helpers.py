@@ -13,7 +13,14 @@ def files(folder: Path, contents: dict[str, str | bytes]) -> list[str]:
     """Write files and return their paths."""
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (folder / name).write_bytes(
+            content
+            if isinstance(
+                content,
+                bytes,
+            )
+            else content.encode()
+        )
     return [str(folder / name) for name in contents]
 
 

@@ -31,7 +31,15 @@ def test_merges_come_from_the_training_split_only(tmp_path: Path) -> None:
     kept = int(len(content) * 0.96)
     doctored = content[:kept] + (b"zygote " * len(content))[: len(content) - kept]
     paths = files(tmp_path, {"honest.txt": content, "other.txt": doctored})
-    honest, other = (corpus_of(path, tmp_path, level="bpe", vocab_size=300) for path in paths)
+    honest, other = (
+        corpus_of(
+            path,
+            tmp_path,
+            level="bpe",
+            vocab_size=300,
+        )
+        for path in paths
+    )
     assert honest.checksum != other.checksum
     assert honest.vocabulary == other.vocabulary
     assert np.array_equal(honest.splits["train"], other.splits["train"])

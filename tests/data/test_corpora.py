@@ -28,7 +28,12 @@ OTHERS = ["tests/a.py", "core/tests/b.py", "__pycache__/e.py", "conftest.py", "f
 
 
 def packages_of(folder: Path) -> Corpus:
-    return load_corpus(DataConfig(name="python-packages", cache_dir=str(folder / "cache")))
+    return load_corpus(
+        DataConfig(
+            name="python-packages",
+            cache_dir=str(folder / "cache"),
+        )
+    )
 
 
 def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: Output) -> None:
@@ -59,7 +64,10 @@ def test_other_packages_are_named_and_their_files_are_in_the_order_of_a_hash(
     assert corpus.name == "sympy 1.14.0 + networkx 1.14.0, changed"
     in_order = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     assert text_of(corpus) == "".join(texts[name] for name in in_order)
-    starts = accumulate((len(texts[name]) for name in in_order), initial=0)
+    starts = accumulate(
+        (len(texts[name]) for name in in_order),
+        initial=0,
+    )
     n_documents = len(corpus.documents["train"])
     assert corpus.documents["train"].tolist() == [*starts][:n_documents]
 
@@ -140,19 +148,35 @@ def test_runs_of_0_5_0_find_their_corpus(tmp_path: Path, path: str, level: str) 
     }
     files(tmp_path, contents)
     (tmp_path / "arrays").mkdir()
-    np.save(tmp_path / "arrays/0.npy", np.arange(400, dtype="<i8") % 37)
-    np.save(tmp_path / "arrays/1.npy", (np.arange(600) % 37).astype("<u2"))
+    np.save(
+        tmp_path / "arrays/0.npy",
+        np.arange(400, dtype="<i8") % 37,
+    )
+    np.save(
+        tmp_path / "arrays/1.npy",
+        (np.arange(600) % 37).astype("<u2"),
+    )
     corpus = corpus_of(str(tmp_path / path), tmp_path, level=level)
     assert corpus.checksum == OF_0_5_0[path, level]
 
 
 def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> None:
-    (path,) = files(tmp_path, {"t.txt": os.urandom(1_000_000).hex()})
+    (path,) = files(
+        tmp_path,
+        {"t.txt": os.urandom(1_000_000).hex()},
+    )
     program = (
         "import sys; from pathlib import Path; from tests.data.helpers import corpus_of\n"
         "print(sum(map(len, corpus_of(sys.argv[1], Path(sys.argv[2])).splits.values())))"
     )
     command = [sys.executable, "-c", program, path, str(tmp_path)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
     assert [process.communicate()[0].strip() for process in processes] == ["2000000"] * 3
     assert len(list((tmp_path / "cache").iterdir())) == 1

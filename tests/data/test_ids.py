@@ -52,11 +52,21 @@ def joined(corpus: Corpus) -> np.ndarray:
 
 def json_lines(folder: Path) -> Path:
     lines = [json.dumps({"n": 1, "input_ids": ids}) + "\n" for ids in LISTS]
-    return Path(*files(folder, {"a.jsonl": "".join(lines)}))
+    return Path(
+        *files(
+            folder,
+            {"a.jsonl": "".join(lines)},
+        )
+    )
 
 
 def json_of_miditok(folder: Path) -> Path:
-    return Path(*files(folder, {"a.json": json.dumps({"ids": LISTS, "programs": []})}))
+    return Path(
+        *files(
+            folder,
+            {"a.json": json.dumps({"ids": LISTS, "programs": []})},
+        )
+    )
 
 
 WITH_DOCUMENTS: dict[str, Callable[[Path], Path]] = {
@@ -101,7 +111,11 @@ def test_ids_and_documents_are_those_of_the_writer(tmp_path: Path, name: str) ->
 
 @pytest.mark.parametrize("dtype", ["u1", ">u2", ">i8"])
 def test_a_file_of_any_integers_is_cut_by_fractions(tmp_path: Path, dtype: str) -> None:
-    corpus = ids_of(saved(tmp_path, FEW.astype(dtype)), tmp_path, fractions=[0.5, 0.3, 0.2])
+    corpus = ids_of(
+        saved(tmp_path, FEW.astype(dtype)),
+        tmp_path,
+        fractions=[0.5, 0.3, 0.2],
+    )
     assert [len(corpus.splits[split]) for split in SPLITS] == [500, 300, 200]
     assert np.array_equal(joined(corpus), FEW)
     assert corpus.vocabulary.decode([3, 36]) == "3 36"
@@ -111,7 +125,10 @@ def test_a_file_of_any_integers_is_cut_by_fractions(tmp_path: Path, dtype: str) 
 def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(
     tmp_path: Path, dtype: str
 ) -> None:
-    (path,) = files(tmp_path, {"notes.bin": FEW.astype(dtype).tobytes()})
+    (path,) = files(
+        tmp_path,
+        {"notes.bin": FEW.astype(dtype).tobytes()},
+    )
     corpus = ids_of(path, tmp_path, dtype=dtype, vocab_size=50)
     assert np.array_equal(joined(corpus), FEW)
     assert len(corpus.vocabulary) == 50
@@ -125,7 +142,11 @@ def test_the_arrays_of_a_folder_are_documents(
     starts = [0, 100, 250, 470, 700]
     for number, part in enumerate(np.split(FEW, starts[1:])):
         dtype = "u2" if number % 2 else "i8"
-        saved(tmp_path, part.astype(dtype), f"pieces/{number}.npy")
+        saved(
+            tmp_path,
+            part.astype(dtype),
+            f"pieces/{number}.npy",
+        )
     corpus = ids_of(str(tmp_path / "pieces"), tmp_path, marked)
     assert np.array_equal(joined(corpus), FEW)
     assert corpus.documents["train"].tolist() == starts
@@ -137,7 +158,14 @@ def test_index_maps_of_trainings_are_left_out(tmp_path: Path) -> None:
     """Megatron writes them below `PREFIX/cache`, GPT-NeoX beside the data: 0.5.0 read `sample_idx` as ids."""
     write_megatron(tmp_path)
     files(tmp_path, {"corpus_text_document/cache/0-train-document_index.npy": b"\x93NUMPY"})
-    maps = {"doc": np.arange(5), "sample": np.zeros((10, 2), np.int32), "shuffle": np.arange(9)}
+    maps = {
+        "doc": np.arange(5),
+        "sample": np.zeros(
+            (10, 2),
+            np.int32,
+        ),
+        "shuffle": np.arange(9),
+    }
     for kind, array in maps.items():
         saved(tmp_path, array, f"corpus_text_document_train_indexmap_9ns_8sl_1234s_{kind}_idx.npy")
     assert joined(ids_of(str(tmp_path), tmp_path / "elsewhere")).tolist() == IDS.tolist()
@@ -145,7 +173,10 @@ def test_index_maps_of_trainings_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", ["7", "<go>"])
 def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path: Path, start: str) -> None:
-    (names,) = files(tmp_path, {"vocab.json": json.dumps({"<go>": 7, "x": 40})})
+    (names,) = files(
+        tmp_path,
+        {"vocab.json": json.dumps({"<go>": 7, "x": 40})},
+    )
     options = {"names": names, "document_start": start}
     corpus = ids_of(saved(tmp_path, FEW), tmp_path, True, **options)
     assert corpus.documents["train"].tolist() == [0, *range(7, 900, 37)]
@@ -195,7 +226,16 @@ UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
         f"begins with b'this is text, no' .*{UNLIKE}",
     ),
     ({"index.json": b'{"chunks": []}', "chunk-0-0.bin": HALF}, UINT16, "or has an index beside it"),
-    ({"a.bin": pickle.dumps(["a list of words"] * 5, 4)}, {"dtype": "uint8"}, UNLIKE),
+    (
+        {
+            "a.bin": pickle.dumps(
+                ["a list of words"] * 5,
+                4,
+            )
+        },
+        {"dtype": "uint8"},
+        UNLIKE,
+    ),
     ({"shard.00000.mds": HALF}, UINT16, "no suffix that names a format"),
     (
         {"a.bin": HALF, "a.idx": b"TNTIDX\0\0" + bytes(18)},
@@ -238,7 +278,10 @@ NO_LISTS = ["[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2
 
 @pytest.mark.parametrize("value", NO_LISTS)
 def test_a_record_without_a_list_of_ids_is_refused(tmp_path: Path, value: str) -> None:
-    (path,) = files(tmp_path, {"a.jsonl": f'{{"input_ids": [1, 2]}}\n{{"input_ids": {value}}}\n'})
+    (path,) = files(
+        tmp_path,
+        {"a.jsonl": f'{{"input_ids": [1, 2]}}\n{{"input_ids": {value}}}\n'},
+    )
     with pytest.raises(OptionError, match="line 2 cannot be read"):
         ids_of(path, tmp_path)
 

@@ -70,7 +70,14 @@ def test_shards_whose_first_record_is_long_are_records(tmp_path: Path) -> None:
     lines = "".join(json.dumps({"url": "x", "raw_content": text}) + "\n" for text in texts).encode()
     files(
         tmp_path / "crawl",
-        {f"{n}.json.zst": pyarrow.compress(lines, "zstd", asbytes=True) for n in range(2)},
+        {
+            f"{n}.json.zst": pyarrow.compress(
+                lines,
+                "zstd",
+                asbytes=True,
+            )
+            for n in range(2)
+        },
     )
     expected = [f"{text}\n" for text in texts] * 2
     assert (
@@ -143,7 +150,10 @@ def test_a_bad_record_ends_with_its_line_or_is_counted(
     tmp_path: Path, capsys: Output, line: Any, words: str
 ) -> None:
     bad = line if isinstance(line, bytes) else line.encode()
-    (path,) = files(tmp_path, {"a.jsonl": b'{"text": "a"}\n' + bad + b'\n{"text": "b"}\n'})
+    (path,) = files(
+        tmp_path,
+        {"a.jsonl": b'{"text": "a"}\n' + bad + b'\n{"text": "b"}\n'},
+    )
     with pytest.raises(OptionError, match=f"{words}.*data.skip_bad=true leaves it out"):
         records_of(tmp_path, path)
     assert records_of(tmp_path, path, skip_bad=True) == ["a\n", "b\n"]

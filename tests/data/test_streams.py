@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl_lightning.data.streams import ShuffledStreams, Streams, part_of_streams
+from txl_lightning.data.streams import ShuffledStreams, Streams
 from txl_lightning.errors import OptionError
 
 SENTENCE = 0
@@ -96,22 +96,11 @@ def test_extended_context_is_the_tokens_before(
         assert torch.equal(
             segment.tokens[:, segment.tokens.shape[1] - n + 1 :], segment.targets[:, :-1]
         )
-        past = torch.cat([past, segment.tokens[:, -n:]], dim=1)
+        past = torch.cat(
+            [past, segment.tokens[:, -n:]],
+            dim=1,
+        )
     assert torch.equal(past[:, 1:], epoch(make(batch_size, segment_len))[:, :-1])
-
-
-def test_the_first_ranks_have_one_stream_more() -> None:
-    bounds = [part_of_streams(22, rank, 8) for rank in range(8)]
-    assert bounds == [
-        (0, 3),
-        (3, 6),
-        (6, 9),
-        (9, 12),
-        (12, 15),
-        (15, 18),
-        (18, 20),
-        (20, 22),
-    ]
 
 
 @given(few_streams, few_streams, lengths_of_segments)
@@ -149,10 +138,26 @@ def test_a_seed_draws_where_the_streams_begin_and_they_wrap(
     )
     first = epoch(streams)
     start = int(first[0, 0]) - 1
-    expected = (start + torch.arange(batch_size * stream_len).view(batch_size, stream_len)) % n
+    expected = (
+        start
+        + torch.arange(batch_size * stream_len).view(
+            batch_size,
+            stream_len,
+        )
+    ) % n
     for again in (first, epoch(streams), epoch(same)):  # every epoch begins at the same place
         assert torch.equal(again, expected[:, 1:])
-    starts = {int(Streams(np.arange(10), 2, 3, seed=seed).positions(0)[0, 0]) for seed in range(99)}
+    starts = {
+        int(
+            Streams(
+                np.arange(10),
+                2,
+                3,
+                seed=seed,
+            ).positions(0)[0, 0]
+        )
+        for seed in range(99)
+    }
     assert starts == set(range(10))
 
 
@@ -163,11 +168,9 @@ def test_every_target_has_its_position_and_the_rest_a_reason(
     make: Make, batch_size: int, segment_len: int
 ) -> None:
     streams = make(batch_size, segment_len)
-    text = (
-        np.append(streams.tokens, SENTENCE)
-        if isinstance(streams, ShuffledStreams)
-        else streams.tokens
-    )
+    text = streams.tokens
+    if isinstance(streams, ShuffledStreams):
+        text = np.append(text, SENTENCE)
     places: list[int] = []
     for index in range(len(streams)):
         positions = streams.positions(index)
@@ -188,7 +191,13 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is
     list(straight)
     expected = list(straight)
     for stop in (0, 3, len(straight) - 1):
-        interrupted, resumed = make(3, 4), make(3, 4)
+        interrupted, resumed = (
+            make(
+                3,
+                4,
+            ),
+            make(3, 4),
+        )
         list(interrupted)
         list(itertools.islice(interrupted, stop))
         resumed.load_state_dict(interrupted.state_dict())
@@ -241,7 +250,13 @@ def test_a_stream_is_whole_sentences(
         for token in tokens:
             if token != SENTENCE and token % 100 == 0:  # a sentence's first word
                 number = token // 100
-                expected += [SENTENCE, *range(token, token + lengths[number - 1])]
+                expected += [
+                    SENTENCE,
+                    *range(
+                        token,
+                        token + lengths[number - 1],
+                    ),
+                ]
                 seen.append(number)
         assert tokens in (expected[: len(tokens)], [*expected, SENTENCE])
     assert len(seen) == len(set(seen)), "no sentence is read twice in an epoch"
@@ -277,7 +292,17 @@ IMPOSSIBLE = [
 @pytest.mark.parametrize(("sizes", "words"), IMPOSSIBLE)
 def test_impossible_sizes_are_named(sizes: tuple[int, ...], words: str) -> None:
     for make in (Streams, ShuffledStreams):
-        starts = {} if make is Streams else {"starts": np.arange(0, 25, 5)}
+        starts = (
+            {}
+            if make is Streams
+            else {
+                "starts": np.arange(
+                    0,
+                    25,
+                    5,
+                )
+            }
+        )
         with pytest.raises(OptionError, match=words):
             make(
                 np.arange(25),

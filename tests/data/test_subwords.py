@@ -35,19 +35,16 @@ SENTENCES = (
     "\u3000床前明月光,疑是地上霜。 🎉🎉 \u00a0\u00a0x",
 )
 draw = random.Random(1)
-LINES = (" ".join(draw.choices(SENTENCES, k=draw.randint(1, 6))) for _ in range(400))
-PROSE = "\n".join(
-    line
-    + "\n"
-    * draw.choice(
-        [
-            0,
-            1,
-            2,
-        ]
+LINES = (
+    " ".join(
+        draw.choices(
+            SENTENCES,
+            k=draw.randint(1, 6),
+        )
     )
-    for line in LINES
+    for _ in range(400)
 )
+PROSE = "\n".join(line + "\n" * draw.choice([0, 1, 2]) for line in LINES)
 CODE = "".join(
     f"def f{i}(a, b):\n{' ' * 4 * draw.randint(1, 4)}return a  +  {i}*b\n"
     + "\n" * draw.choice([0, 1, 3])
@@ -59,7 +56,14 @@ TEXTS = {
     "prose": PROSE,
     "code": CODE,
     "crlf": PROSE.replace("\n", "\r\n") + "\r\n\r\n",
-    "one line": ACGT + "7" * 2_000 + " " * 3_000 + "()" * 999 + PROSE.replace("\n", "-"),
+    "one line": ACGT
+    + "7" * 2_000
+    + " " * 3_000
+    + "()" * 999
+    + PROSE.replace(
+        "\n",
+        "-",
+    ),
     "white space": " " * 4_099
     + "\n" * 777
     + "\t \n" * 2_000
@@ -81,7 +85,15 @@ NO_REGEX = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 
 
 def expression(pattern: str) -> Any:
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), NO_REGEX])
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(
+                Regex(pattern),
+                "isolated",
+            ),
+            NO_REGEX,
+        ]
+    )
 
 
 WAYS: dict[str, Callable[[], Any]] = {
@@ -126,7 +138,15 @@ def tokenizer(way: str) -> str:
         made.normalizer = normalizers.Replace(" ", "▁")
     made.train_from_iterator((PROSE + CODE).splitlines(keepends=True), trainer)
     if way == "gpt2 added":
-        made.add_tokens([AddedToken(" " * n, normalized=True) for n in (4, 8)])
+        made.add_tokens(
+            [
+                AddedToken(
+                    " " * n,
+                    normalized=True,
+                )
+                for n in (4, 8)
+            ]
+        )
         made.add_special_tokens(["<|end|>"])
     if not way.startswith("metaspace"):
         return str(made.to_str())
@@ -147,7 +167,14 @@ def encoded(vocabulary: Vocabulary, contents: list[bytes]) -> list[int]:
 
 
 def in_chunks(text: str, size: int) -> list[bytes]:
-    return [text[at : at + size].encode() for at in range(0, len(text), size)]
+    return [
+        text[at : at + size].encode()
+        for at in range(
+            0,
+            len(text),
+            size,
+        )
+    ]
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -158,7 +185,14 @@ def test_ids_are_those_of_the_whole_text(
     monkeypatch.setattr(subwords, "PART_CHARACTERS", 6_000)
     monkeypatch.setattr(subwords, "PLACES_CHARACTERS", 2_000)
     text = TEXTS[name] + ("" if way != "gpt2 added" else "x <|end|> y" * 9)
-    expected = Tokenizer.from_str(tokenizer(way)).encode(text, add_special_tokens=False).ids
+    expected = (
+        Tokenizer.from_str(tokenizer(way))
+        .encode(
+            text,
+            add_special_tokens=False,
+        )
+        .ids
+    )
     vocabulary, content = Vocabulary.of_tokenizer(tokenizer(way)), text.encode()
     for size in (len(text), 9_973):
         found = np.array(encoded(vocabulary, in_chunks(text, size)))
@@ -180,7 +214,14 @@ PARTS = st.text(max_size=40) | st.sampled_from(
 @given(st.lists(PARTS, max_size=12), st.integers(1, 9))
 def test_ids_do_not_depend_on_how_the_text_is_read(parts: list[str], size: int) -> None:
     text = "".join(parts)
-    expected = Tokenizer.from_str(tokenizer("gpt2")).encode(text, add_special_tokens=False).ids
+    expected = (
+        Tokenizer.from_str(tokenizer("gpt2"))
+        .encode(
+            text,
+            add_special_tokens=False,
+        )
+        .ids
+    )
     vocabulary = Vocabulary.of_tokenizer(tokenizer("gpt2"))
     assert encoded(vocabulary, in_chunks(text, size)) == expected
 
@@ -253,7 +294,14 @@ def test_training_counts_the_words_of_the_whole_text() -> None:
     )
     made.train_from_iterator([text], trainer)
     found = train_byte_pairs(
-        [text[at : at + 777] for at in range(0, len(text), 777)],
+        [
+            text[at : at + 777]
+            for at in range(
+                0,
+                len(text),
+                777,
+            )
+        ],
         700,
     )
     assert json.loads(found)["model"] == json.loads(made.to_str())["model"]

@@ -99,7 +99,12 @@ VOCABULARIES = {
 @given(data=st.data())
 def test_pieces_make_the_text_of_all_tokens(name: str, data: st.DataObject) -> None:
     vocabulary = VOCABULARIES[name]
-    tokens = data.draw(st.lists(st.integers(0, len(vocabulary) - 1), max_size=12))
+    tokens = data.draw(
+        st.lists(
+            st.integers(0, len(vocabulary) - 1),
+            max_size=12,
+        )
+    )
     decoder = StreamDecoder(vocabulary)
     pieces = [decoder.feed([token]) for token in tokens]
     assert "".join([*pieces, decoder.finish()]) == vocabulary.decode(tokens)

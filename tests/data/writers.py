@@ -13,7 +13,14 @@ from pyarrow.feather import write_feather
 from pyarrow.parquet import write_table
 
 random = np.random.default_rng(1)
-DOCUMENTS = [random.integers(0, 2_000, size=n).astype(np.uint16) for n in (70, 300, 1, 29, 600)]
+DOCUMENTS = [
+    random.integers(
+        0,
+        2_000,
+        size=n,
+    ).astype(np.uint16)
+    for n in (70, 300, 1, 29, 600)
+]
 LISTS = [document.tolist() for document in DOCUMENTS]
 IDS = np.concatenate(DOCUMENTS)
 STARTS = [0, 70, 370, 371, 400]
@@ -39,7 +46,10 @@ def csv_of(delimiter: str = ",", column: str = "text") -> bytes:
 
 def parquet_of(kind: Any = None, texts: list[str] | None = None) -> bytes:
     chosen = TEXTS if texts is None else texts
-    column = pyarrow.array(chosen, pyarrow.string()).cast(kind or pyarrow.string())
+    column = pyarrow.array(
+        chosen,
+        pyarrow.string(),
+    ).cast(kind or pyarrow.string())
     stored = io.BytesIO()
     write_table(
         pyarrow.table({"url": ["example.org"] * len(chosen), "text": column}),
@@ -65,9 +75,15 @@ def write_megatron(
     """Write a `.bin` and its `.idx` as the builders of indexed datasets of Megatron and fairseq do."""
     ids = IDS.astype(dtype)
     ids.tofile(folder / "corpus_text_document.bin")
-    lengths = np.array([len(document) for document in DOCUMENTS], np.int32)
+    lengths = np.array(
+        [len(document) for document in DOCUMENTS],
+        np.int32,
+    )
     pointers = np.array(STARTS, np.int64) * ids.itemsize
-    documents = np.arange(len(lengths) + 1, dtype=np.int64)
+    documents = np.arange(
+        len(lengths) + 1,
+        dtype=np.int64,
+    )
     index = b"MMIDIDX\0\0" + struct.pack(
         "<QBQ",
         1,
@@ -96,7 +112,15 @@ def write_llm_c(folder: Path, magic: int = 20240520, dtype: str = "uint16") -> P
 
 def write_packed(folder: Path) -> Path:
     """Write a chunk of lit-gpt's PackedDataset: a header of 24 bytes, and ids."""
-    header = b"LITPKDS" + struct.pack("<Q", 1) + struct.pack("<B", 8) + struct.pack("<Q", len(IDS))
+    header = (
+        b"LITPKDS"
+        + struct.pack("<Q", 1)
+        + struct.pack("<B", 8)
+        + struct.pack(
+            "<Q",
+            len(IDS),
+        )
+    )
     (folder / "train_0.bin").write_bytes(header + IDS.tobytes())
     return folder / "train_0.bin"
 
@@ -104,7 +128,13 @@ def write_packed(folder: Path) -> Path:
 def write_lists(folder: Path, name: str, kind: Any) -> Path:
     """Write lists of ids as Parquet, Feather or a stream of Arrow."""
     table = pyarrow.table(
-        {"id": range(len(LISTS)), "input_ids": pyarrow.array(LISTS, pyarrow.list_(kind))}
+        {
+            "id": range(len(LISTS)),
+            "input_ids": pyarrow.array(
+                LISTS,
+                pyarrow.list_(kind),
+            ),
+        }
     )
     path = folder / name
     if name.endswith(".parquet"):

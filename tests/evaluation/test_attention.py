@@ -13,7 +13,7 @@ from tests.evaluation.kept_figures import Figures
 from tests.evaluation.small_runs import SmallRuns
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.data.corpus import Corpus, load_corpus
+from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
@@ -21,7 +21,6 @@ from txl_lightning.evaluation.attention import (
     attention_inputs,
     attention_maps,
     run,
-    text_attention,
 )
 from txl_lightning.evaluation.attention_figures import printable
 from txl_lightning.evaluation.options import AttentionOptions
@@ -109,39 +108,25 @@ def test_queries_near_the_start_of_their_document_do_not_count() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("same_length", [False, True])
-def test_a_piece_of_text_has_the_attention_it_has_in_a_stream(same_length: bool) -> None:
-    """The stream is cut so that one of its segments is the piece: targets 37 … 40, queries 36 … 39."""
+def test_the_piece_of_text_is_the_middle_segment_of_the_first_stream(same_length: bool) -> None:
     model = tiny_model(mem_len=6, same_length=same_length)
-    stream = random_stream(1, 60)
-    letters = Vocabulary("char", tuple("abcdefghijk"))
-    corpus = Corpus(
-        "text",
-        {"test": stream[0].numpy()},
-        letters,
-        "",
-    )
-    piece = text_attention(model, corpus, "test", 37, 4)
-    assert "".join(piece.context) == letters.decode(stream[0, 30:36])
-    assert "".join(piece.targets) == letters.decode(stream[0, 37:41])
+    tokens = random_stream(1, 122)[0]
+    maps = attention_maps(model, Streams(tokens.numpy(), 2, 4))  # 15 segments each
+    piece = maps.text
+    assert piece.position == 7 * 4 + 1
+    assert piece.context.tolist() == tokens[28 - 6 : 28].tolist()
+    assert piece.targets.tolist() == tokens[29:33].tolist()
     memory = None
-    for start in range(0, 36, 4):
-        _, memory = model(
-            stream[:, start : start + 4],
+    for start in range(0, 32, 4):
+        recorded, memory = attention_inputs(
+            model,
+            tokens[None, start : start + 4],
             memory,
         )
-    recorded, _ = attention_inputs(
-        model,
-        stream[:, 36:40],
-        memory,
-    )
     for layer, (attention, inputs) in enumerate(recorded):
         weights_HQK = attention.logits(*inputs)[:, 0].softmax(-1)
-        weights_HQC = piece.weights_NHQC[layer]
         np.testing.assert_allclose(
-            weights_HQC,
-            weights_HQK[:, :, :6],
-            rtol=0,
-            atol=1e-12,
+            piece.weights_NHQC[layer], weights_HQK[:, :, :6], rtol=0, atol=1e-12
         )
 
 
@@ -176,12 +161,10 @@ def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures)
         assert sorted(file) == ["a", "all", "b", "d"]
         for name, rows in maps.by_distance.items():
             np.testing.assert_allclose(file[name], rows, rtol=1e-6)
-    assert (found["distances"], found["queries"]) == (7, maps.queries)
-    distances = [head["mean_distance"] for head in found["heads"]]
-    assert distances == pytest.approx(maps.mean_distance_NH.ravel().tolist())
-    assert found["heads"][-1]["head"] == model.config.n_head
+    assert found["queries"] == maps.queries
+    np.testing.assert_allclose(found["mean_distance"], maps.mean_distance_NH)
     assert found["corpus"] == corpus.facts()
-    assert found["text"]["position"] == len(corpus.splits["valid"]) // 2
+    assert found["text"]["position"] == maps.text.position
     heads = ", ".join(found["text"]["heads"])
     assert f"heads of text.svg: {heads}; protocol carried, mem_len 6" in " ".join(lines)
     # The query itself is the last column.
@@ -195,6 +178,7 @@ def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures)
 
 
 def test_tokens_are_shown_in_glyphs_of_the_font() -> None:
-    assert printable(" a\n") == "␣a↵"
-    assert printable("\x00日") == "\\x00\\u65e5"
-    assert printable("a" * 20) == "a" * 13 + "…"
+    symbols = (" a\n", "\x00日", "a" * 20)
+    vocabulary = Vocabulary("char", symbols)
+    shown = [printable(vocabulary, token) for token in range(3)]
+    assert shown == ["␣a\\n", "\\x00\\u65e5", "a" * 13 + "…"]

@@ -1,6 +1,5 @@
 """Continuations of contexts: each as if it were alone, the table, the ranks."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,7 @@ def test_a_text_is_divided_where_its_tokens_differ(runs: SmallRuns) -> None:
     assert encode_pair(words, "the squ", "are").n_context == 1
 
 
-def written(directory: Path, runs: SmallRuns, name: str, text: str) -> list[dict[str, str]]:
+def written(directory: Path, runs: SmallRuns, name: str, text: str) -> list[dict[str, Any]]:
     """Score a table and return the rows of the result."""
     (directory / name).write_text(text)
     options = EvaluateOptions(
@@ -102,18 +101,11 @@ def written(directory: Path, runs: SmallRuns, name: str, text: str) -> list[dict
         continuations=str(directory / name),
     )
     lines = run(options, directory)
-    with (directory / "continuations.tsv").open(newline="") as file:
-        rows = list(
-            csv.DictReader(
-                file,
-                delimiter="\t",
-                quoting=csv.QUOTE_NONE,
-            )
-        )
+    lines_of_table = (directory / "continuations.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines_of_table]
     result = json.loads((directory / "evaluation.json").read_text())
     assert result["rows"] == len(rows)
-    assert result["nats"] == pytest.approx(sum(float(row["nats"]) for row in rows))
-    assert lines[0].startswith(f"{len(rows)} continuations, ")
+    assert lines == [f"{len(rows)} continuations are in continuations.jsonl"]
     return rows
 
 
@@ -130,9 +122,9 @@ def test_ranks_are_of_rows_with_the_same_context_wherever_they_stand(
     for row in rows:
         better = []
         for other in rows:
-            if other["context"] == row["context"] and float(other["nats"]) < float(row["nats"]):
+            if other["context"] == row["context"] and other["nats"] < row["nats"]:
                 better.append(other)
-        assert int(row["rank"]) == 1 + len(better)
+        assert row["rank"] == 1 + len(better)
     assert rows[0]["rank"] == rows[4]["rank"]
 
 
@@ -155,7 +147,7 @@ BAD = [
     ),
     ("table.jsonl", '{"context": "line"\n', "row 1 must have a text"),
     ("table.tsv", "context\tcontinuation\n", "has no row"),
-    ("table.tsv", "context\tcontinuation\n\ta\n", "row 1 must have a token to score; without"),
+    ("table.tsv", "context\tcontinuation\n\ta\n", "row 1: has no token to score; after"),
 ]
 
 

@@ -15,12 +15,18 @@ from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation import generate as generate_command
-from txl_lightning.evaluation.generate import run, typed_prompt
+from txl_lightning.evaluation.generate import last_document, run
 from txl_lightning.evaluation.options import GenerateOptions
-from txl_lightning.evaluation.texts import begun_document, encode_open
+from txl_lightning.evaluation.texts import encode_open
 from txl_lightning.evaluation.trained import load_trained
 
-LATER = [pytest.param(kind, marks=pytest.mark.full) for kind in ("lstm", "words")]
+LATER = [
+    pytest.param(
+        kind,
+        marks=pytest.mark.full,
+    )
+    for kind in ("lstm", "words")
+]
 KINDS = ("relative", "absolute", "compressive", *LATER)
 
 
@@ -47,7 +53,10 @@ def texts(results: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_continues_a_prompt(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     results = generated(options(runs, kind, n_samples=2), tmp_path)
-    assert [len(sample["tokens"]) for sample in results["samples"]] == [12, 12]
+    assert [len(sample["tokens"]) for sample in results["samples"]] == [
+        12,
+        12,
+    ]
     assert results["samples"][0] != results["samples"][1]
     contexts = {"absolute": "context: the last 8 tokens", "lstm": "context carried"}
     assert results["context"].startswith(contexts.get(kind, "memory of 8 tokens"))
@@ -106,23 +115,19 @@ def test_a_drawn_document_begins_with_an_empty_memory(
 
     monkeypatch.setattr(generate_command, "draw", scripted)
     given = options(runs, "documents", n_tokens=len(script))
-    prompt = typed_prompt("no\nline 7", trained)
-    drawn = generate_command.draw_tokens(
-        trained.model,
-        trained,
-        given,
-        prompt.tokens,
-        1,
-    )
+    prompt = encode_open(trained.vocabulary, "no\nline 7")
+    drawn = generate_command.draw_tokens(trained.model, trained, given, prompt, 1)
     assert list(drawn) == script
     assert read == ["line 7", "line 8\n"]
 
 
-def test_an_id_that_begins_a_document_does_so_at_once() -> None:
-    vocabulary = Vocabulary("ids", ("start", "C4", "E4"))
-    pattern = re.compile(b"start")
-    assert begun_document([0, 2, 1], vocabulary, pattern) == []
-    assert begun_document([0, 2, 0], vocabulary, pattern) == [0]
+def test_an_id_that_begins_a_document_does_so_at_once(runs: SmallRuns) -> None:
+    trained = load_trained(runs.checkpoint("documents"))
+    trained.config.data.document_start = "start|1"
+    ids = replace(trained, vocabulary=Vocabulary("ids", ("start", "C4", "E4")))
+    assert last_document(ids, [0, 2]) == [0, 2]
+    assert last_document(ids, [0, 2, 1, 2]) == [1, 2]
+    assert last_document(ids, [0, 2, 0]) == [0]
 
 
 def test_a_sample_of_a_corpus_ends_its_context_at_a_document(
@@ -130,7 +135,12 @@ def test_a_sample_of_a_corpus_ends_its_context_at_a_document(
 ) -> None:
     """The document is all that the model sees of the context, whose numbers stay those of the corpus."""
     trained = load_trained(runs.checkpoint("documents"))
-    tokens = np.asarray(load_corpus(trained.config.data, marked=True).splits["test"])
+    tokens = np.asarray(
+        load_corpus(
+            trained.config.data,
+            marked=True,
+        ).splits["test"]
+    )
     start = int((tokens < 0).nonzero()[0][-1])
     given = {"context": 15, "position": start - 10, "mem_len": 30}
     whole = generated(options(runs, "documents", **given), tmp_path)
@@ -171,7 +181,7 @@ def test_test_tokens_are_continued_beside_their_true_continuation(
     tokens = corpus.splits["test"]
     assert results["prompt"]["tokens"] == tokens[40:70].tolist()
     assert results["continuation"] == trained.vocabulary.decode(tokens[70:82])
-    assert results["prompt"]["sha256"] == corpus.checksum
+    assert results["prompt"]["corpus"] == corpus.facts()
     assert results["prompt"]["split"] == "test"
 
 
@@ -199,11 +209,9 @@ def test_a_terminal_is_not_commanded_by_a_sample() -> None:
     assert shown == "a\ufffd[2J\tb\ufffd\ufffd\né"
 
 
-def test_unknown_words_of_a_prompt_are_shown(runs: SmallRuns) -> None:
-    trained = load_trained(runs.checkpoint("words"))
-    lenient = replace(trained, vocabulary=replace(trained.vocabulary, lenient=True))
-    prompt = typed_prompt("the dog", lenient)
-    assert trained.vocabulary.decode(prompt.numbers) == "the <unk>"
+def test_unknown_words_of_a_prompt_are_shown(runs: SmallRuns, tmp_path: Path) -> None:
+    results = generated(options(runs, "words", prompt="the dog"), tmp_path)
+    assert results["prompt"]["text"] == "the <unk>"
 
 
 def test_a_sample_ends_with_a_text(runs: SmallRuns, tmp_path: Path) -> None:

@@ -34,7 +34,13 @@ def batches(
         patched.setattr(
             model,
             "score",
-            lambda x, *given: sizes.append(len(x)) or score(x, *given),
+            lambda x, *given: (
+                sizes.append(len(x))
+                or score(
+                    x,
+                    *given,
+                )
+            ),
             raising=False,
         )
         return stream_losses(

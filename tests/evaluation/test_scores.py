@@ -53,6 +53,7 @@ def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Pa
     assert found["streams_start"] == "without context"
     assert found["evaluation"] == {
         "protocol": "carried",
+        "variant": None,
         "mem_len": 8,
         "ext_len": 0,
         "same_length": False,
@@ -115,43 +116,43 @@ def test_words_have_no_bytes() -> None:
     assert "bpb" not in found
 
 
-SETTINGS = {"protocol": "carried", "mem_len": 640, "cached": True, "same_length": False}
-
-
-def test_a_line_names_its_units_and_fits_on_a_terminal() -> None:
+@pytest.mark.parametrize("perplexity", [9.9, 123.5678, 12345.678, 1e30])
+def test_a_line_names_its_units_and_fits_on_a_terminal(perplexity: float) -> None:
     values: dict[str, Any] = {
-        "ppl": 123.5678,
+        "attention_length": 16384,
+        "ppl": perplexity,
         "bpb": 1.23456,
+        "standard_error": {"ppl": 12.3456},
     }
-    values["init"] = {"ppl": 234.6789}
-    values["standard_error"] = {"ppl": 12.3456, "over": "blocks of 1,000 tokens"}
-    line = score_line("valid", values)
-    expected = "valid: perplexity 123.57 ± 12.35, 1.2346 bits per byte"
-    assert line == f"{expected} (training's lengths: 234.68)"
-    values["tokens"] = 12345678
-    values["left_out"] = {"first_of_streams": 10, "max_segments": 1234567}
-    values["evaluation"] = SETTINGS
-    splits = {"test": np.zeros(20)}
+    init = {"ppl": 2 * perplexity}
+    line = score_line("valid", {**values, "init": init})
+    if perplexity == 123.5678:
+        expected = "valid: perplexity 123.57 ± 12.35, 1.2346 bits per byte"
+        assert line == f"{expected} (training's lengths: 247.14)"
+    best = score_line("valid", {"selected": {"init": init, "best": values}})
+    assert best.startswith("valid, attention length 16384: perplexity ")
+    for one in (line, best):
+        assert len(one) <= LINE_WIDTH
+        assert "(training's lengths: " in one
+
+
+def test_notes_say_what_was_scored_and_how() -> None:
+    values = {
+        "tokens": 12345678,
+        "left_out": {"first_of_streams": 10, "max_segments": 1234567},
+        "standard_error": {"over": "blocks of 1,000 tokens"},
+        "evaluation": {"protocol": "carried", "mem_len": 640, "cached": True, "same_length": False},
+    }
     name = "a corpus with a long name"
-    vocabulary = Vocabulary("byte")
-    corpus = Corpus(name, splits, vocabulary, "", unknown={"test": 0.5})
+    corpus = Corpus(
+        name,
+        {"test": np.zeros(20)},
+        Vocabulary("byte"),
+        "",
+        unknown={"test": 0.5},
+    )
     lines = notes({"test": values}, corpus)
-    assert max(len(one) for one in [*lines, line]) <= LINE_WIDTH
+    assert max(map(len, lines)) <= LINE_WIDTH
     text = " ".join(lines)
     assert "12,345,678 tokens scored, 1,234,577 left out" in text
     assert "over blocks of 1,000 tokens; protocol carried, mem_len 640, cached" in text
-
-
-@pytest.mark.parametrize("title", ["whole", "valid, attention length 16384"])
-@pytest.mark.parametrize("perplexity", [9.9, 12345.678, 1e30])
-def test_a_line_of_any_values_fits_on_a_terminal(title: str, perplexity: float) -> None:
-    values: dict[str, Any] = {
-        "ppl": perplexity,
-        "bpb": math.log2(perplexity) / 3,
-        "init": {"ppl": 2 * perplexity},
-        "standard_error": {"ppl": perplexity / 7},
-    }
-    line = score_line(title, values)
-    assert len(line) <= LINE_WIDTH
-    assert line.startswith(f"{title}: perplexity ")
-    assert "(training's lengths: " in line

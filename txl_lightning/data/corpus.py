@@ -31,7 +31,7 @@ from txl_lightning.data.sources import (
     read,
 )
 from txl_lightning.data.subwords import N_BYTES, Positions, train_byte_pairs
-from txl_lightning.data.vocabulary import Vocabulary, decoded
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import not_special
 
@@ -150,15 +150,15 @@ def load_corpus(
         elif config.level == "bpe" and vocabulary is None:
             vocabulary = _tokenizer(config, source, checksum)
         return _encoded_corpus(config, source, checksum, vocabulary, marked)
+    except UnicodeDecodeError as error:
+        place = place_of_bad_byte(source.parts)
+        convert = "convert it (iconv -f ENCODING -t UTF-8 FILE); you must know its encoding"
+        reason = f"not UTF-8 text, {place}: {convert}, or read its bytes (data.level=byte)"
+        raise UserError(f"{source.name}: {reason}") from error
     except OptionError:
         raise
     except UserError as error:
-        reason = str(error)
-        if isinstance(error.__cause__, UnicodeDecodeError):
-            place = place_of_bad_byte(source.parts)
-            convert = "convert it (iconv -f ENCODING -t UTF-8 FILE); you must know its encoding"
-            reason = f"not UTF-8 text, {place}: {convert}, or read its bytes (data.level=byte)"
-        raise UserError(f"{source.name}: {reason}") from error
+        raise UserError(f"{source.name}: {error}") from error
 
 
 def _encoded_corpus(
@@ -172,7 +172,12 @@ def _encoded_corpus(
     def prepare(folder: Path) -> Description:
         vocabulary = given
         if vocabulary is None:
-            vocabulary = source.vocabulary(read(source.parts["train"], ALIGNMENT[config.level]))
+            vocabulary = source.vocabulary(
+                read(
+                    source.parts["train"],
+                    ALIGNMENT[config.level],
+                )
+            )
         is_lenient = vocabulary.lenient if given else vocabulary.unknown >= 0
         encoder = replace(vocabulary, lenient=is_lenient, closed=is_closed)
         find_starts = None
@@ -182,15 +187,18 @@ def _encoded_corpus(
         unknown = {}
         for split, parts in source.parts.items():
             documents = read_documents(parts, ALIGNMENT[encoder.level], find_starts)
-            counts[split], n_unknown = _write_split(encoder, documents, folder / split, marked)
+            counts[split], n_unknown = _write_split(
+                encoder,
+                documents,
+                folder / split,
+                marked,
+            )
             if encoder.unknown >= 0:
                 unknown[split] = n_unknown / counts[split]
         for name, published in source.published.items():
             if given is None and counts[name] != published:
                 differs = f"{counts[name]:,} ({name}) where {published:,} are published"
-                raise UserError(
-                    f"the prepared text has {differs}: the file is another text, or incomplete"
-                )
+                raise UserError(f"it has {differs}: the file is another text, or incomplete")
         return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
     _, arrays, description = cached(config.cache_dir, inputs, prepare)
@@ -200,7 +208,13 @@ def _encoded_corpus(
         {split: arrays[split] for split in source.parts},
         used,
         checksum,
-        source.cutoffs if len(used) > max(source.cutoffs, default=0) else (),
+        source.cutoffs
+        if len(used)
+        > max(
+            source.cutoffs,
+            default=0,
+        )
+        else (),
         {split: arrays[f"{split}.starts"] for split in source.parts},
         description["unknown"],
     )
@@ -234,7 +248,14 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
         f"must be {' or '.join(levels)} for data={config.name}",
     )
     try:
-        source = files.file(cast("FileData", config), whole) if whole else source_of(config)
+        source = (
+            files.file(
+                cast("FileData", config),
+                whole,
+            )
+            if whole
+            else source_of(config)
+        )
         checksum = _checksum(source, config.cache_dir)
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
@@ -281,7 +302,7 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
             raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
 
     def train(_: Path) -> Description:
-        texts = map(decoded, read(source.parts["train"], "char"))
+        texts = map(bytes.decode, read(source.parts["train"], "char"))
         most = size or MOST_SUBWORDS
         return {"tokenizer": train_byte_pairs(texts, most, least=size or N_BYTES)}
 
@@ -310,7 +331,10 @@ def read_documents(
             chunk: Any = array
             if part.format == "plain":
                 chunk = array.tobytes()
-            first, last = np.searchsorted(starts, [at, at + len(chunk)])
+            first, last = np.searchsorted(
+                starts,
+                [at, at + len(chunk)],
+            )
             cuts = [0, *(starts[first:last] - at).tolist(), len(chunk)]
             yield [chunk[start:stop] for start, stop in pairwise(cuts)]
             at += len(chunk)
@@ -339,7 +363,10 @@ def _finder(document_start: str, encoder: Vocabulary) -> FindStarts:
 
 
 def _lines_with_match(pattern: Pattern, content: np.ndarray) -> Positions:
-    lines = np.append(0, 1 + np.flatnonzero(content == NEWLINE))
+    lines = np.append(
+        0,
+        1 + np.flatnonzero(content == NEWLINE),
+    )
     matches = [match.start() for match in pattern.finditer(content)]  # type: ignore[call-overload]
     return lines[np.searchsorted(lines, matches, side="right") - 1]
 

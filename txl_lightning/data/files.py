@@ -89,10 +89,20 @@ def file(config: FileData, whole: bool = False) -> Source:
     else:
         files = _by_name(find_files(config, path), path)
     name = _name_of(path)
-    parts = {split: _open_files(config, files_of_split) for split, files_of_split in files.items()}
+    parts = {
+        split: _open_files(
+            config,
+            files_of_split,
+        )
+        for split, files_of_split in files.items()
+    }
     vocabulary = open_vocabulary(config)
     if whole:
-        return Source(name, {WHOLE: [*chain.from_iterable(parts.values())]}, vocabulary)
+        return Source(
+            name,
+            {WHOLE: [*chain.from_iterable(parts.values())]},
+            vocabulary,
+        )
     return Source(name, _cut_missing(config, name, parts), vocabulary)
 
 
@@ -104,7 +114,13 @@ def _by_mapping(paths: Mapping[str, Any], config: FileData) -> dict[str, Files]:
     """
     is_good = "train" in paths and set(paths) <= set(SPLITS)
     require(is_good, "data.path", dict(paths), ALLOWED)
-    files = {split: find_files(config, given) for split, given in paths.items()}
+    files = {
+        split: find_files(
+            config,
+            given,
+        )
+        for split, given in paths.items()
+    }
     for split in files.keys() - {"train"}:
         shared = set(files["train"]) & set(files[split])
         require(
@@ -224,7 +240,12 @@ def find_files(config: FileData, given: Any) -> Files:
     (files,) = by_format.values()
     packed = [path for path in files if path.suffix.lower() in UNPACK]
     twice = [path for path in packed if path.with_suffix("") in files]
-    require(len(twice) == 0, "data.path", given, f"has {_few(twice)} compressed and uncompressed")
+    require(
+        len(twice) == 0,
+        "data.path",
+        given,
+        f"has {_few(twice)} compressed and uncompressed",
+    )
     return files
 
 
@@ -235,7 +256,10 @@ def _list_files(given: Any) -> list[Path]:
         OptionError: a path is none, or cannot be read.
     """
     listed = [given] if isinstance(given, str) else given
-    is_good = isinstance(listed, list) and all(isinstance(path, str) and path for path in listed)
+    is_good = isinstance(
+        listed,
+        list,
+    ) and all(isinstance(path, str) and path for path in listed)
     require(is_good, "data.path", given, ALLOWED)
     paths: dict[Path, Path] = {}  # by the files that links lead to
     try:

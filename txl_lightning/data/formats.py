@@ -202,7 +202,12 @@ def read_column(path: Path, name: str, config: FileData) -> Iterator[tuple[int, 
             value = TypeError("it is not a JSON object")
         yield number, value
     allowed = f"must be a column of {path}: {', '.join(columns)}"
-    require(columns == [] or chosen != [], "data.column", config.column, allowed)
+    require(
+        columns == [] or chosen != [],
+        "data.column",
+        config.column,
+        allowed,
+    )
 
 
 def _encode_text(value: Any) -> list[bytes]:
@@ -262,7 +267,13 @@ def _csv(path: Path, config: FileData) -> Iterator[Any]:
     """Yield rows under a header; in `.tsv` the delimiter is the tab, and quotes are characters like others."""
     header, _, _ = first_bytes(path).decode(errors="replace").partition("\n")
     csv.field_size_limit(LONGEST_FIELD)
-    dialect: dict[str, Any] = {"delimiter": max(",;\t", key=header.count), "strict": True}
+    dialect: dict[str, Any] = {
+        "delimiter": max(
+            ",;\t",
+            key=header.count,
+        ),
+        "strict": True,
+    }
     if format_of(path, config) == "tsv":
         dialect.update(delimiter="\t", quoting=csv.QUOTE_NONE)
     with unpacked(path) as file:

@@ -103,7 +103,14 @@ def _indexed(path: Path) -> Part:
     starts = np.append(0, np.cumsum(lengths, dtype=np.int64))
     n_ids = int(starts[-1])
     if not is_fairseq:
-        starts = starts[np.frombuffer(index, "<i8", -1, at + 12 * n_sequences)]
+        starts = starts[
+            np.frombuffer(
+                index,
+                "<i8",
+                -1,
+                at + 12 * n_sequences,
+            )
+        ]
     return _part(
         path,
         TYPES_OF_INDEX[code],
@@ -158,7 +165,15 @@ def encode_ids(value: Any) -> list[array[int]]:
     """
     if not isinstance(value, list):
         raise TypeError(f"must be a list of ids, not {str(value)[:40]}")
-    sequences = value if value and isinstance(value[0], list) else [value]
+    sequences = (
+        value
+        if value
+        and isinstance(
+            value[0],
+            list,
+        )
+        else [value]
+    )
     return [array("i", sequence) for sequence in sequences]
 
 
@@ -197,8 +212,14 @@ def _count_ids(source: Source) -> dict[str, int]:
         for ids in chunks(part.open()[0]):
             counts["number"] += len(ids)
             counts["zeros"] += int(np.count_nonzero(ids == 0))
-            counts["smallest"] = min(counts["smallest"], int(ids.min()))
-            counts["largest"] = max(counts["largest"], int(ids.max()))
+            counts["smallest"] = min(
+                counts["smallest"],
+                int(ids.min()),
+            )
+            counts["largest"] = max(
+                counts["largest"],
+                int(ids.max()),
+            )
     return counts
 
 
@@ -224,7 +245,13 @@ def _new_vocabulary(config: FileData, counts: dict[str, int]) -> Vocabulary:
         f"must be an integer >= {least}, for all data.names",
     )
     require_memory(BYTES_OF_ID * size, "data.vocab_size", size)
-    symbols = [names.get(number, str(number)) for number in range(size)]
+    symbols = [
+        names.get(
+            number,
+            str(number),
+        )
+        for number in range(size)
+    ]
     return Vocabulary("ids", tuple(symbols))
 
 

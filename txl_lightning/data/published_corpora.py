@@ -127,7 +127,10 @@ def _source(
     corpus = config.name
     root = _root(config)
     folders = [root / corpus, root / FOLDERS.get(corpus, corpus)]
-    parts = _find_parts(config, folders[0]) or _find_parts(config, folders[1])
+    parts = _find_parts(
+        config,
+        folders[0],
+    ) or _find_parts(config, folders[1])
     if not parts:
         needed = NEEDED.get(corpus, "train.txt, valid.txt and test.txt")
         where = f"put {needed} there (the folder {root} is data.root or TXL_DATA)"
@@ -204,10 +207,17 @@ def _from_hub(config: DataConfig) -> Parts:
     import datasets
 
     def write(folder: Path) -> Description:
-        splits: Any = datasets.load_dataset(WIKITEXT, f"{config.name}-v1", revision=REVISION)
+        splits: Any = datasets.load_dataset(
+            WIKITEXT,
+            f"{config.name}-v1",
+            revision=REVISION,
+        )
         for split, split_of_hub in zip(SPLITS, SPLITS_OF_HUB, strict=True):
             lines = [row.rstrip("\n") + "\n" for row in splits[split_of_hub]["text"]]
-            (folder / f"{split}.uint8").write_text("".join(lines), encoding="utf-8")
+            (folder / f"{split}.uint8").write_text(
+                "".join(lines),
+                encoding="utf-8",
+            )
         return {}
 
     folder = cached(config.cache_dir, (WIKITEXT, config.name, REVISION), write).folder

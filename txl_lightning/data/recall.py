@@ -107,7 +107,15 @@ def recall(config: RecallData) -> Source:
     distances = config.distance if isinstance(config.distance, list) else [config.distance]
     K = len(distances)
     require(
-        K > 0 and all(isinstance(distance, int) and distance >= 1 for distance in distances),
+        K > 0
+        and all(
+            isinstance(
+                distance,
+                int,
+            )
+            and distance >= 1
+            for distance in distances
+        ),
         "data.distance",
         config.distance,
         "must be an integer >= 1, or a list of such",

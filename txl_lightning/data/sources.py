@@ -113,7 +113,10 @@ class Part:
         dtype = "uint8" if self.format == "plain" else self.format
         whole = mapped(self.path, dtype, self.offset)
         start = self._place(whole, self.start)
-        stop = self._place(whole, len(whole) if self.stop is None else self.stop)
+        stop = self._place(
+            whole,
+            len(whole) if self.stop is None else self.stop,
+        )
         starts = np.asarray(self.starts, np.int64)
         return whole[start:stop], starts[(starts > start) & (starts < stop)] - start
 
@@ -248,7 +251,13 @@ def cut_parts(parts: Sequence[Part], fractions: Sequence[float]) -> Parts:
     """Cut whole files, one after the other, into splits by fractions; a cut part continues in the next one."""
     lengths = [len(part.open()[0]) for part in parts]
     size = sum(lengths)
-    bounds = [int(share * size) for share in accumulate(fractions, initial=0.0)]
+    bounds = [
+        int(share * size)
+        for share in accumulate(
+            fractions,
+            initial=0.0,
+        )
+    ]
     bounds[-1] = size
     splits: Parts = {split: [] for split in SPLITS}
     for split, first, last in zip(SPLITS, bounds, bounds[1:], strict=False):
@@ -257,7 +266,13 @@ def cut_parts(parts: Sequence[Part], fractions: Sequence[float]) -> Parts:
             stop = min(last, length)
             if start < stop:
                 end = part.stop if stop == length else part.start + stop
-                splits[split].append(replace(part, start=part.start + start, stop=end))
+                splits[split].append(
+                    replace(
+                        part,
+                        start=part.start + start,
+                        stop=end,
+                    )
+                )
             first -= length
             last -= length
     return splits
@@ -312,13 +327,13 @@ def text_file(path: Path, config: DataConfig) -> Part:
     alignment = ALIGNMENT[config.level]
     if path.suffix.lower() not in UNPACK:
         return Part(path, alignment=alignment)
-    inputs = (checksum_once(config.cache_dir, path), path.suffix)
 
     def write(folder: Path) -> Description:
         with unpacked(path) as file, (folder / TEXT).open("wb") as stored:
             shutil.copyfileobj(file, stored)
         return {}
 
+    inputs = (checksum_once(config.cache_dir, path), path.suffix)
     folder = cached(config.cache_dir, inputs, write).folder
     return Part(folder / TEXT, alignment=alignment, origin=path)
 
@@ -356,10 +371,10 @@ def read(parts: Iterable[Part], unit: Alignment = "byte") -> Iterator[bytes]:
 def place_of_bad_byte(parts: Parts) -> str:
     """Return the file and where its first byte that is not UTF-8 stands."""
     for part in chain.from_iterable(parts.values()):
-        content = mapped(part.path, "uint8").tobytes()
+        content = part.path.read_bytes()
         try:
             content.decode()
         except UnicodeDecodeError as error:
-            place = part.origin or part.path
-            return f"{place}, byte {error.start:,} is 0x{content[error.start]:02x}"
+            byte = content[error.start]
+            return f"{part.origin or part.path}, byte {error.start:,} is 0x{byte:02x}"
     return "a character is cut"

@@ -37,7 +37,11 @@ class Batch(NamedTuple):
 
     def streams(self, first: int, end: int) -> Batch:
         """Return the streams from `first` to `end`."""
-        return self._cut(slice(first, end), slice(None), slice(None))
+        return self._cut(
+            slice(first, end),
+            slice(None),
+            slice(None),
+        )
 
     def split(self, segment_len: int, ext_len: int) -> list[Batch]:
         """Cut a batch with several segments: each has `segment_len` positions, an epoch's last one maybe fewer.
@@ -53,7 +57,13 @@ class Batch(NamedTuple):
             stop = min(start + segment_len, n_targets)
             first = max(0, n_before + start - ext_len)
             tokens = slice(first, n_before + stop)
-            parts.append(self._cut(slice(None), tokens, slice(start, stop)))
+            parts.append(
+                self._cut(
+                    slice(None),
+                    tokens,
+                    slice(start, stop),
+                )
+            )
         return parts
 
     def _cut(self, streams: slice, tokens: slice, targets: slice) -> Batch:
@@ -121,10 +131,17 @@ class Streams:
             self.batch_size,
             allowed,
         )
+        self.epoch = 0
         self.position = 0
         self._start = 0
         self.targets_per_stream = self._measure()  # before an array with as many streams
-        self.own = np.arange(*part_of_streams(self.batch_size, self.rank, self.world_size))
+        self.own = np.arange(
+            *part_of_streams(
+                self.batch_size,
+                self.rank,
+                self.world_size,
+            )
+        )
 
     def _measure(self) -> int:
         """Set `stream_starts`, [B], and `text_len`, and return the number of targets per stream.
@@ -174,7 +191,10 @@ class Streams:
         """Return where a segment's tokens and its last target stand in the split, [B, E + T + 1]."""
         start = index * self.segment_len
         stop = min(start + self.segment_len, self.targets_per_stream)
-        places = np.arange(max(0, start - ext_len), stop + 1)
+        places = np.arange(
+            max(0, start - ext_len),
+            stop + 1,
+        )
         return self._in_split(self.stream_starts[self.own][:, None] + places)
 
     def _in_split(self, places: Positions) -> Positions:
@@ -186,7 +206,10 @@ class Streams:
 
     def __getitem__(self, index: int) -> Batch:
         # Shuffled sentences end with the <S> after the split's last token: the first token is one too.
-        window = self.tokens.take(self._positions(index, self.ext_len), mode="wrap")
+        window = self.tokens.take(
+            self._positions(index, self.ext_len),
+            mode="wrap",
+        )
         window_BT = torch.from_numpy(window.astype(np.int64))
         n_left = self.targets_per_stream - index * self.segment_len
         targets_BT = window_BT[:, -min(self.segment_len, n_left) :]
@@ -210,16 +233,23 @@ class Streams:
         self._end_epoch()
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position: how many segments in this epoch were yielded."""
-        return {"position": self.position}
+        """Return the epoch, and the position in it: how many segments were yielded."""
+        return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the position, from which the next iteration continues; the next epoch follows the last segment."""
+        self.epoch = int(state.get("epoch", 0))
+        self._order()
         self.position = int(state["position"])
         self._start = self.position % len(self)
 
     def _end_epoch(self) -> None:
         self.position = 0
+        self.epoch += 1
+        self._order()
+
+    def _order(self) -> None:
+        """Set the epoch's order; contiguous streams have only one."""
 
 
 @dataclass(eq=False)
@@ -249,7 +279,6 @@ class ShuffledStreams(Streams):
     starts: np.ndarray = field(kw_only=True, repr=False)
 
     def _measure(self) -> int:
-        self.epoch = 0
         n_tokens = len(self.tokens)
         self.text_len = n_tokens + 1  # with the <S> after the last sentence
         self.lengths = np.diff(self.starts, append=n_tokens)
@@ -268,20 +297,6 @@ class ShuffledStreams(Streams):
             allowed,
         )
         return n_targets
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the position in it."""
-        return {"epoch": self.epoch, "position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch = int(state["epoch"])
-        self._order()
-        super().load_state_dict(state)
-
-    def _end_epoch(self) -> None:
-        super()._end_epoch()
-        self.epoch += 1
-        self._order()
 
     def _order(self) -> None:
         """Compute the epoch's sentence order, the sentences' ends in it, and where streams start."""

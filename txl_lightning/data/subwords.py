@@ -28,6 +28,12 @@ WORD_START = "▁"  # stands for a space in SentencePiece's tokenizers
 WORD = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|[^\S\x1c-\x1f]+")
 SPACED_WORD = re.compile(r"[^\S\x1c-\x1f]+[\S\x1c-\x1f]+")
 BEFORE_WORD = re.compile(r"(?<=[^\s\x1c-\x1f])(?=[ \n])")
+GPT_2 = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
 ID_BYTES = 4
 MOST_WORDS = 1 << 18  # words whose tokens are remembered
 # Long documents are encoded in parts. A place to cut is before a space between letters, or after a line break.
@@ -98,7 +104,14 @@ class Subwords:
         if len(text) < PART_CHARACTERS:
             return 0
         end = len(text) - CONTEXT_CHARACTERS
-        places = [match.start() for match in CUT.finditer(text, end - PLACES_CHARACTERS, end)]
+        places = [
+            match.start()
+            for match in CUT.finditer(
+                text,
+                end - PLACES_CHARACTERS,
+                end,
+            )
+        ]
         for place in reversed(places):
             before = text[place - CONTEXT_CHARACTERS : place]
             after = text[place : place + CONTEXT_CHARACTERS]
@@ -116,7 +129,10 @@ class Subwords:
             raise UserError(f"the tokenizer {reason}")
         encoded[0] = encoded[0].removeprefix(ids_of_context)
         ends = np.cumsum([len(ids) // ID_BYTES for ids in encoded])
-        return np.frombuffer(b"".join(encoded), np.int32), ends[:-1]
+        return np.frombuffer(
+            b"".join(encoded),
+            np.int32,
+        ), ends[:-1]
 
     def _ids(self, texts: Texts) -> list[bytes]:
         """Return each text's ids as int32 bytes; a word by GPT-2's expression is encoded once."""
@@ -129,15 +145,31 @@ class Subwords:
         spaced = list(filter(SPACED_WORD.fullmatch, new))
         others = [*new.difference(spaced)]
         ids_of_spaced, *ids_of_others = self._encode(["".join(spaced), *others])
-        ids_of_words = [*self._divided(ids_of_spaced, spaced), *ids_of_others]
-        self._ids_of_word.update(zip([*spaced, *others], ids_of_words, strict=True))
+        self._ids_of_word.update(zip(others, ids_of_others, strict=True))
+        self._ids_of_word.update(
+            zip(
+                spaced,
+                self._divided(ids_of_spaced, spaced),
+                strict=True,
+            )
+        )
         return [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
 
     def _divided(self, ids: bytes, words: Texts) -> list[bytes]:
         """Divide the ids for words after white space, which are quicker encoded as one text."""
-        lengths = [len(self.contents[token]) for token in array("i", ids)]
+        lengths = [
+            len(self.contents[token])
+            for token in array(
+                "i",
+                ids,
+            )
+        ]
         ends_of_words = np.cumsum([len(word.encode()) for word in words])
-        ends = ID_BYTES * np.searchsorted(np.cumsum(lengths), ends_of_words, side="right")
+        ends = ID_BYTES * np.searchsorted(
+            np.cumsum(lengths),
+            ends_of_words,
+            side="right",
+        )
         return [ids[start:stop] for start, stop in pairwise([0, *ends.tolist()])]
 
     def _encode(self, texts: Texts) -> list[bytes]:
@@ -169,13 +201,11 @@ class Subwords:
 
 def _divides_words(state: dict[str, Any]) -> bool:
     """Return whether a tokenizer is known to divide a text before each run of white space, like GPT-2's expression."""
-    before = state.get("pre_tokenizer") or {}
-    is_gpt2 = before.get("type") == "ByteLevel" and before.get("use_regex", True)
-    is_plain = state.get("normalizer") in (None, {"type": "NFC"})
-    if not is_gpt2 or before["add_prefix_space"] or not is_plain:
-        return False
-    added = state.get("added_tokens", ())
-    return all(WORD.fullmatch(token["content"]) and not token["rstrip"] for token in added)
+    before = {"use_regex": True, **(state.get("pre_tokenizer") or {}), "trim_offsets": True}
+    for token in state.get("added_tokens", ()):
+        if token["rstrip"] or not WORD.fullmatch(token["content"]):
+            return False
+    return before == GPT_2 and state.get("normalizer") in (None, {"type": "NFC"})
 
 
 def _contents(tokenizer: Tokenizer, state: dict[str, Any]) -> tuple[bytes, ...]:

@@ -79,7 +79,10 @@ class Vocabulary:
         """
         if self.level in ("word", "ids"):
             return None
-        lengths = np.array([len(content) for content in self._bytes], dtype=np.int64)
+        lengths = np.array(
+            [len(content) for content in self._bytes],
+            dtype=np.int64,
+        )
         if self.level == "char" and self.unknown >= 0:
             lengths[self.unknown] = -1
         return lengths
@@ -129,7 +132,8 @@ class Vocabulary:
         """Return the token numbers for UTF-8 text, or for any bytes at byte level.
 
         Raises:
-            UserError: the bytes are not UTF-8, or a symbol is unknown and the vocabulary has no `<unk>`.
+            UnicodeDecodeError: the bytes are not UTF-8.
+            UserError: a symbol is unknown and the vocabulary has no `<unk>`.
         """
         tokens = [chunk for chunk, _ in self.encode_documents([[content]])]
         return np.concatenate(tokens)
@@ -142,10 +146,11 @@ class Vocabulary:
                 continues the document before it, or begins the first one; every further one begins a document.
 
         Raises:
-            UserError: the bytes are not UTF-8, or a symbol is unknown and the vocabulary has no `<unk>`.
+            UnicodeDecodeError: the bytes are not UTF-8.
+            UserError: a symbol is unknown and the vocabulary has no `<unk>`.
         """
         if self.level == "bpe":
-            texts = ([decoded(content) for content in contents] for contents in chunks)
+            texts = ([*map(bytes.decode, contents)] for contents in chunks)
             for tokens, begins in self._subwords.encode(texts):
                 yield tokens.astype(self.dtype), begins
             return
@@ -155,13 +160,16 @@ class Vocabulary:
             elif isinstance(contents[0], np.ndarray):
                 yield np.concatenate(contents), _begins(contents)
             else:
-                yield self._encode_words([decoded(content) for content in contents])
+                yield self._encode_words([*map(bytes.decode, contents)])
 
     def _look_up(self, contents: list[bytes]) -> Tokens:
         """Encode bytes or characters by their code points."""
         if self.level == "char":
-            texts = [decoded(content) for content in contents]
-            points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+            texts = [*map(bytes.decode, contents)]
+            points = np.frombuffer(
+                "".join(texts).encode("utf-32-le"),
+                np.uint32,
+            )
             return self._known(self._table[points], points), _begins(texts)
         if "\n" not in self.numbers:
             contents = [content.replace(b"\n", b"") for content in contents]
@@ -176,7 +184,10 @@ class Vocabulary:
             documents = [words_of_lines(text, mark) for text in texts]
         symbols = list(chain.from_iterable(documents))
         numbers = map(self.numbers.get, symbols, repeat(self.unknown))
-        tokens = self._known(np.fromiter(numbers, np.int32, len(symbols)), symbols)
+        tokens = self._known(
+            np.fromiter(numbers, np.int32, len(symbols)),
+            symbols,
+        )
         if not self.starts_sentences:
             return tokens, _begins(documents)
         sentence = self.numbers[SENTENCE]
@@ -216,7 +227,13 @@ class Vocabulary:
                 "its subwords were cut line by line, as before version 0.5.0; that version reads them"
             )
         return cls(
-            level, tuple(state["symbols"]), state.get("tokenizer", ""), state.get("lenient", False)
+            level,
+            tuple(state["symbols"]),
+            state.get(
+                "tokenizer",
+                "",
+            ),
+            state.get("lenient", False),
         )
 
     @cached_property
@@ -301,7 +318,10 @@ def words_of_lines(text: str, mark: str) -> list[str]:
 
 def _begins(documents: Sequence[Sequence[Any]]) -> Positions:
     """Return where each further document begins, when these follow one another."""
-    return np.array([*accumulate(map(len, documents[:-1]))], np.int64)
+    return np.array(
+        [*accumulate(map(len, documents[:-1]))],
+        np.int64,
+    )
 
 
 def without_marks(tokens: np.ndarray) -> Positions:
@@ -319,7 +339,11 @@ def close_sentences(tokens: np.ndarray, sentence: int) -> tuple[np.ndarray, Posi
     """
     starts = np.flatnonzero(tokens == sentence)
     ends = [*starts[1:], len(tokens)][: len(starts)]
-    return np.insert(tokens, ends, sentence), starts + np.arange(len(starts))
+    return np.insert(
+        tokens,
+        ends,
+        sentence,
+    ), starts + np.arange(len(starts))
 
 
 def all_bytes(chunks: Iterable[bytes]) -> Vocabulary:
@@ -329,7 +353,10 @@ def all_bytes(chunks: Iterable[bytes]) -> Vocabulary:
 
 def bytes_with_newlines(chunks: Iterable[bytes]) -> Vocabulary:
     """Return the vocabulary with the bytes that occur, most frequent first, ties by first appearance."""
-    return Vocabulary("byte", tuple(map(chr, _by_count(_counted(chunks)))))
+    return Vocabulary(
+        "byte",
+        tuple(map(chr, _by_count(_counted(chunks)))),
+    )
 
 
 def bytes_without_newlines(chunks: Iterable[bytes]) -> Vocabulary:
@@ -340,12 +367,15 @@ def bytes_without_newlines(chunks: Iterable[bytes]) -> Vocabulary:
 
 def characters(chunks: Iterable[bytes]) -> Vocabulary:
     """Return the vocabulary with the characters that occur, most frequent first, without `<unk>`."""
-    return Vocabulary("char", tuple(_by_count(_counted(map(decoded, chunks)))))
+    return Vocabulary(
+        "char",
+        tuple(_by_count(_counted(map(bytes.decode, chunks)))),
+    )
 
 
 def characters_and_unknown(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
     """Return the vocabulary with `<unk>` and the characters that occur so often, by code point."""
-    counts = _counted(map(decoded, chunks))
+    counts = _counted(map(bytes.decode, chunks))
     frequent = sorted(symbol for symbol, count in counts.items() if count >= min_count)
     return Vocabulary("char", (UNKNOWN, *frequent))
 
@@ -356,7 +386,7 @@ def words(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
     Case is kept. `<unk>` is placed by its count, including words rarer than `min_count`; if there are none, it is the
     last entry.
     """
-    counts = _counted(decoded(chunk).split() for chunk in chunks)
+    counts = _counted(chunk.decode().split() for chunk in chunks)
     counts.pop(END_OF_LINE, None)
     counts[UNKNOWN] += 0
     rare = [word for word, count in counts.items() if count < min_count and word != UNKNOWN]
@@ -367,21 +397,12 @@ def words(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
 
 def words_of_sentences(chunks: Iterable[bytes]) -> Vocabulary:
     """Return the vocabulary with `<S>`, `<UNK>` and the words that occur at least three times (lm1b's rule)."""
-    counts = _counted(decoded(chunk).split() for chunk in chunks)
+    counts = _counted(chunk.decode().split() for chunk in chunks)
     frequent = [word for word in _by_count(counts) if counts[word] >= LEAST_COUNT_OF_LM1B]
-    return Vocabulary("word", tuple(dict.fromkeys((SENTENCE, UNKNOWN_OF_LM1B, *frequent))))
-
-
-def decoded(content: bytes) -> str:
-    """Return UTF-8 text.
-
-    Raises:
-        UserError: it is not.
-    """
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 text ({error.reason}): use data.level=byte") from error
+    return Vocabulary(
+        "word",
+        tuple(dict.fromkeys((SENTENCE, UNKNOWN_OF_LM1B, *frequent))),
+    )
 
 
 def _counted(chunks: Iterable[Iterable[Any]]) -> Counter[Any]:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from txl_lightning.data.corpus import WHOLE, Corpus
+from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.streams import Streams
-from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import require
 from txl_lightning.evaluation.attention_figures import SCORES, write_figures
 from txl_lightning.evaluation.commands import (
@@ -26,7 +26,11 @@ from txl_lightning.evaluation.commands import (
     open_text,
     options_as_typed,
 )
-from txl_lightning.evaluation.losses import Array, device_of, number_of_segments, with_progress
+from txl_lightning.evaluation.losses import (
+    Array,
+    device_of,
+    with_progress,
+)
 from txl_lightning.evaluation.options import AttentionOptions
 from txl_lightning.evaluation.protocol import Protocol, with_lengths
 from txl_lightning.evaluation.scores import describe, wrap
@@ -53,21 +57,19 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
     trained = open_checkpoint(options)
-    corpus, (split,) = open_text(trained, options, options.split, ["valid"])
+    corpus, (split,) = open_text(
+        trained,
+        options,
+        options.split,
+        ["valid"],
+    )
     protocol = protocol_of(trained, options, whole=split == WHOLE)
     model = protocol.model()
-    # The text first: an error in its option ends the command before the long pass over the split.
-    text = text_attention(model, corpus, split, options.text_position, protocol.lengths.segment_len)
-    maps = attention_maps(model, protocol.streams(corpus, split), protocol.evaluation.max_segments)
-    rows = []
-    for (layer, head), distance in np.ndenumerate(maps.mean_distance_NH):
-        rows.append(
-            {
-                "layer": layer + 1,
-                "head": head + 1,
-                "mean_distance": float(distance),
-            }
-        )
+    maps = attention_maps(
+        model,
+        protocol.streams(corpus, split),
+        protocol.evaluation.max_segments,
+    )
     heads = farthest_heads(maps.mean_distance_NH)
     names = [f"{layer + 1}:{head + 1}" for layer, head in heads]
     settings = protocol.settings()
@@ -77,11 +79,9 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         "corpus": corpus.facts(),
         "split": split,
         "evaluation": settings,
-        "terms": model.config.active_terms,
-        "distances": maps.by_distance[ALL_TERMS].shape[1],
         "queries": maps.queries,
-        "heads": rows,
-        "text": {"position": text.position, "targets": len(text.targets), "heads": names},
+        "mean_distance": maps.mean_distance_NH.tolist(),
+        "text": {"position": maps.text.position, "heads": names},
     }
     arrays: Any = maps.by_distance
     write_atomically(
@@ -90,7 +90,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     )
     write_json(directory / "attention.json", results, allow_nan=False)
     averaged = f"average over {maps.queries:,} tokens of {corpus.name} ({split})"
-    write_figures(maps, text, heads, averaged, directory)
+    write_figures(maps, corpus.vocabulary, heads, averaged, directory)
     log_results("attention", results, options, directory)
     return wrap(f"{averaged}; heads of text.svg: {', '.join(names)}; {describe(settings)}")
 
@@ -120,18 +120,36 @@ def farthest_heads(mean_distance_NH: Array) -> list[tuple[int, int]]:
 
 
 class AttentionMaps(NamedTuple):
-    """Averages over queries, for N·H = R heads, layer by layer.
+    """Averages over queries, for N·H = R heads, layer by layer, and one piece of text.
 
     Args:
         by_distance: for `all` terms and each single term, [R, L]: share of attention at the distances 0, …, L - 1;
             every row sums to 1.
         mean_distance_NH: mean of Σ_j P_ij (i - j), in tokens, over all distances, also beyond L.
         queries: queries in the average.
+        text: attention in the middle segment.
     """
 
     by_distance: dict[str, Array]
     mean_distance_NH: Array
     queries: int
+    text: TextAttention
+
+
+class TextAttention(NamedTuple):
+    """Attention from a piece of text to the tokens in its memory, for the first stream.
+
+    Args:
+        position: the first target's position in the split.
+        weights_NHQC: attention of the query before each of the Q targets on C tokens.
+        targets: Q tokens.
+        context: C tokens, the oldest first.
+    """
+
+    position: int
+    weights_NHQC: Array
+    targets: NDArray[np.integer]
+    context: NDArray[np.integer]
 
 
 class AttentionInputs(NamedTuple):
@@ -168,14 +186,14 @@ def sums_by_distance(
 ) -> Tensor:
     """Return sums over the counted queries by distance, [H, K], in float64; keys after a query have no weight."""
     single = None if term == ALL_TERMS else term
-    weights_HBTK = (
-        attention.logits(
-            *inputs,
-            terms=single,
-        ).softmax(-1)
-        * counted_BT[:, :, None]
+    weights_HBTK = attention.logits(
+        *inputs,
+        terms=single,
+    ).softmax(-1)
+    weights_HTK = (weights_HBTK * counted_BT[:, :, None]).sum(
+        dim=1,
+        dtype=torch.float64,
     )
-    weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
     H, T, K = weights_HTK.shape
     keys_K = torch.arange(K, device=weights_HTK.device)
     distances_TK = (keys_K[K - T :, None] - keys_K).clamp(min=0)
@@ -205,6 +223,7 @@ def attention_maps(
     """Average attention over a split's streams, with the memory carried from segment to segment.
 
     Averaged are the queries that see all L distances: L = M + 1, or with `same_length` M (with `extra_key` M + 1).
+    The piece of text has 24 targets, or a shorter segment's.
     Takes O(N·H·(M + T)) float64 numbers besides one batch.
 
     Args:
@@ -218,116 +237,57 @@ def attention_maps(
     config = model.config
     device = device_of(model)
     reach = config.attention_len or config.mem_len + 1
-    terms = [ALL_TERMS, *(term for term in SCORES if term in config.active_terms)]
+    terms = [
+        ALL_TERMS,
+        *(term for term in SCORES if term in config.active_terms),
+    ]
     shape = (len(terms), config.n_layer, config.n_head, config.mem_len + streams.segment_len)
     sums = torch.zeros(shape, dtype=torch.float64, device=device)
     n_queries = 0
-    n_read = 0
     memory = None
-    n_segments = number_of_segments(streams, max_segments)
+    n_segments = min(len(streams), max_segments or len(streams))
     for index in with_progress(range(n_segments), n_segments, "attention"):
+        n_before = index * streams.segment_len
         tokens_BT = streams[index].tokens.to(device)
         recorded, memory = attention_inputs(model, tokens_BT, memory)
+        if index == n_segments // 2:
+            text = text_attention(recorded, streams, index)
         for layer, (attention, inputs) in enumerate(recorded):
-            counted_BT = counted_queries(inputs, reach, min(n_read, config.mem_len))
+            counted_BT = counted_queries(inputs, reach, min(n_before, config.mem_len))
             counted_BT = counted_BT.expand(len(tokens_BT), -1)
             for place, term in enumerate(terms):
                 sums_HK = sums_by_distance(attention, inputs, counted_BT, term)
                 sums[place, layer, :, : sums_HK.shape[1]] += sums_HK
         n_queries += int(counted_BT.sum())
-        n_read += tokens_BT.shape[1]
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
     require(n_queries > 0, "mem_len", config.mem_len, allowed)
-    near = sums[..., :reach].flatten(1, 2)
-    shares = (
-        (
-            near
-            / near.sum(
-                dim=-1,
-                keepdim=True,
-            )
-        )
-        .cpu()
-        .numpy()
-    )
+    shares = shares_of(sums[..., :reach]).cpu().numpy()
     distances_S = torch.arange(
         shape[-1],
         dtype=torch.float64,
         device=device,
     )
-    mean_distance_NH = sums[0] @ distances_S / n_queries
+    mean_distance_NH = (sums[0] @ distances_S / n_queries).cpu().numpy()
     by_distance = dict(zip(terms, shares, strict=True))
-    return AttentionMaps(by_distance, mean_distance_NH.cpu().numpy(), n_queries)
+    return AttentionMaps(by_distance, mean_distance_NH, n_queries, text)
 
 
-class TextAttention(NamedTuple):
-    """Attention from a piece of text to the tokens before it.
-
-    Args:
-        position: position in the split: the first target's.
-        weights_NHQC: attention of the query before each of the Q targets on the C tokens before the piece.
-        targets: Q symbols.
-        context: C symbols, the oldest first.
-    """
-
-    position: int
-    weights_NHQC: Array
-    targets: list[str]
-    context: list[str]
+def shares_of(sums: Tensor) -> Tensor:
+    """Return sums [terms, N, H, L] as rows [terms, N·H, L] that sum to 1."""
+    rows = sums.flatten(1, 2)
+    return rows / rows.sum(dim=-1, keepdim=True)
 
 
-def text_attention(
-    model: TransformerXL, corpus: Corpus, split: str, position: int | None, segment_len: int
-) -> TextAttention:
-    """Return every head's attention to the memory, from a text piece with 24 tokens, or from a shorter segment.
-
-    The memory is filled with the tokens before the piece, read in segments as everywhere, from as far back as any layer
-    can see; the piece is one segment.
-
-    Args:
-        model: model with a memory and without extended context, in evaluation mode.
-        corpus: corpus with the text.
-        split: its split's name.
-        position: the first target's position in the split; None for the middle, or the nearest that fits.
-        segment_len: T.
-
-    Raises:
-        OptionError: the split has too few tokens before or after the piece.
-    """
-    mem_len = model.config.mem_len
-    n_targets = min(MOST_TARGETS, segment_len)
-    tokens = corpus.splits[split]
-    first = mem_len + 1
-    last = len(tokens) - n_targets
-    if position is None:
-        position = min(max(first, len(tokens) // 2), last)
-    allowed = f"must be in {first} … {last}, with the memory before and {n_targets} tokens after it"
-    require(first <= position <= last, "text_position", position, allowed)
-    n_before = min(
-        position - 1,
-        (model.config.n_layer + 1) * mem_len,
-    )
-    piece = np.asarray(
-        tokens[position - 1 - n_before : position + n_targets],
-        np.int64,
-    )
-    first_end = n_before % segment_len or segment_len
-    memory = None
-    for segment in np.split(
-        piece[:-1],
-        range(first_end, n_before + 1, segment_len),
-    ):
-        tokens_1T = torch.from_numpy(segment)[None].to(device_of(model))
-        recorded, memory = attention_inputs(model, tokens_1T, memory)
+def text_attention(recorded: Recorded, streams: Streams, index: int) -> TextAttention:
+    """Return the first stream's attention to the memory in a segment, for at most 24 targets."""
     layers = []
     for attention, inputs in recorded:
-        weights_HQK = attention.logits(*inputs).softmax(-1)[:, 0].detach()
-        layers.append(weights_HQK[:, :, :mem_len].double().cpu().numpy())
-    symbols = [corpus.vocabulary.decode([number]) for number in without_marks(piece)]
-    context = symbols[n_before - mem_len : n_before]
-    return TextAttention(
-        position,
-        np.stack(layers),
-        symbols[n_before + 1 :],
-        context,
-    )
+        n_memory = inputs.memory_BMD.shape[1]
+        weights_HQK = attention.logits(*inputs)[:, 0, :MOST_TARGETS].softmax(-1)
+        layers.append(weights_HQK[:, :, :n_memory].double().cpu().numpy())
+    weights_NHQC = np.stack(layers)
+    Q, C = weights_NHQC.shape[2:]
+    position = int(streams.positions(index)[0, 0])
+    targets = streams.tokens[position : position + Q]
+    context = streams.tokens[position - 1 - C : position - 1]
+    return TextAttention(position, weights_NHQC, targets, context)

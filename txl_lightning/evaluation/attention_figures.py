@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import font_manager
+from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
+from txl_lightning.data.vocabulary import Vocabulary, without_marks
 from txl_lightning.evaluation.losses import Array
 from txl_lightning.reporting.canvas import new_figure, plain_text, save_figure
 
@@ -24,13 +25,12 @@ SCORES = {"a": "(a) content", "b": "(b) content and position", "d": "(d) positio
 MOST_COLUMNS = 256
 MOST_LETTERS = 14
 FONT = "DejaVu Sans Mono"  # part of matplotlib
-SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥"}
 MARKED_SHARE = 0.2  # context tokens, for each target
 
 
 def write_figures(
     maps: AttentionMaps,
-    text: TextAttention,
+    vocabulary: Vocabulary,
     heads: Sequence[tuple[int, int]],
     averaged: str,
     directory: Path,
@@ -39,7 +39,7 @@ def write_figures(
 
     Args:
         maps: rows of Figure 5 (`all`) and Figure 7 (a, b, d).
-        text: attention for Figure 6.
+        vocabulary: names the tokens of Figure 6.
         heads: layer and head of every panel of Figure 6.
         averaged: what the maps are averages over, for titles.
         directory: folder for the files.
@@ -57,17 +57,26 @@ def write_figures(
         if term in maps.by_distance:
             panels[f"softmax of {words}"] = maps.by_distance[term]
     if panels:
-        title = f"Single terms of the score: {averaged}"
-        draw_distances(directory / "terms", panels, n_head, title)
-    title = f"Attention on the memory, from token {text.position:,} of the text on"
-    draw_text(directory / "text", text, heads, title)
+        draw_distances(
+            directory / "terms", panels, n_head, f"Single terms of the score: {averaged}"
+        )
+    draw_text(directory / "text", maps.text, vocabulary, heads)
+
+
+def stacked(n_panels: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure with one panel below the other, so their letters are readable on a phone."""
+    figure = new_figure(width, height)
+    return figure, figure.subplots(
+        n_panels,
+        1,
+        squeeze=False,
+    )[:, 0].tolist()
 
 
 def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: str) -> None:
     """Draw Figure 5, or Figure 7 with a panel for each term, as SVG and PNG: rows are heads, columns positions.
 
-    The oldest token is on the left, the query itself on the right, in reading order. Panels stand one below the other,
-    so their letters are readable on a phone.
+    The oldest token is on the left, the query itself on the right, in reading order.
 
     Args:
         stem: file path without suffix.
@@ -78,31 +87,30 @@ def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: 
     rows_PRL = np.stack(list(panels.values()))
     n_panels, n_rows, n_distances = rows_PRL.shape
     height = 1.2 + n_panels * (0.5 + 0.1 * n_rows)
-    figure = new_figure(5.6, min(18.0, max(3.4, height)))
-    all_axes = figure.subplots(
+    figure, all_axes = stacked(
         n_panels,
-        1,
-        sharex=True,
-        squeeze=False,
-    )[:, 0]
+        5.6,
+        min(18.0, max(3.4, height)),
+    )
     least = 0.1 / n_distances  # a tenth of uniform attention
     norm = LogNorm(least, float(rows_PRL.max()))
     extent = (-n_distances + 0.5, 0.5, n_rows - 0.5, -0.5)
     first_rows = np.arange(0, n_rows, n_head)
-    names = [
-        f"layer {layer}"
-        for layer in range(
-            1,
-            len(first_rows) + 1,
-        )
-    ]
+    names = [f"layer {1 + row // n_head}" for row in first_rows]
     for axes, name, rows_RL in zip(all_axes, panels, rows_PRL, strict=True):
-        shown = np.maximum(rows_RL[:, ::-1], least)
+        shown = np.maximum(
+            rows_RL[:, ::-1],
+            least,
+        )
         image = axes.imshow(shown, norm=norm, aspect="auto", extent=extent)
         axes.set_title(name, fontsize=10)
         axes.set_yticks(first_rows + n_head / 2 - 0.5, names)
-        for row in first_rows[1:]:
-            axes.axhline(row - 0.5, color="white", linewidth=1.2)
+        axes.hlines(
+            first_rows[1:] - 0.5,
+            *extent[:2],
+            color="white",
+            linewidth=1.2,
+        )
     axes.set_xlabel("relative position j − i (tokens)")
     figure.supylabel(f"heads 1 … {n_head} of each layer", fontsize=9)
     label = f"mean attention (share of 1); evenly spread: 1/{n_distances}"
@@ -110,37 +118,49 @@ def draw_distances(stem: Path, panels: Mapping[str, Array], n_head: int, title: 
 
 
 def draw_text(
-    stem: Path, text: TextAttention, heads: Sequence[tuple[int, int]], title: str
+    stem: Path, text: TextAttention, vocabulary: Vocabulary, heads: Sequence[tuple[int, int]]
 ) -> None:
     """Draw Figure 6, a panel for each head, as SVG and PNG: rows are targets, columns memory tokens.
 
-    Coloured are the tokens that a target attends to most (`most_attended`). Only the nearest 256 tokens in a longer
-    context are drawn.
+    Coloured are the tokens that a target attends to most. Only the nearest 256 tokens in a longer context are drawn.
 
     Args:
         stem: file path without suffix.
         text: attention on the tokens before the piece; 0 where a target does not see a token.
+        vocabulary: names the tokens.
         heads: layer and head of every panel.
-        title: figure title.
     """
-    columns = [printable(symbol) for symbol in text.context[-MOST_COLUMNS:]]
-    rows = [printable(symbol) for symbol in text.targets]
+    columns = [
+        printable(
+            vocabulary,
+            token,
+        )
+        for token in text.context[-MOST_COLUMNS:]
+    ]
+    rows = [printable(vocabulary, token) for token in text.targets]
     letters = max(map(len, columns))
     # Panels with few columns must still be wide enough for their titles.
     width = 1.0 + max(6.5, 0.1 * len(columns))
     panel_height = 0.55 + 0.115 * len(rows) + 0.075 * letters
-    figure = new_figure(width, 1.8 + len(heads) * panel_height)
-    all_axes = figure.subplots(
+    figure, all_axes = stacked(
         len(heads),
-        1,
-        squeeze=False,
-    )[:, 0]
+        width,
+        1.8 + len(heads) * panel_height,
+    )
     largest = max(float(text.weights_NHQC[head].max()) for head in heads)
     norm = LogNorm(largest / 1e3, largest)
     for axes, (layer, head) in zip(all_axes, heads, strict=True):
         weights_QC = text.weights_NHQC[layer, head]
-        shown = np.ma.masked_where(~most_attended(weights_QC), weights_QC)
-        shown = shown[:, -len(columns) :]
+        least_Q1 = np.quantile(
+            weights_QC,
+            1 - MARKED_SHARE,
+            axis=1,
+            keepdims=True,
+        )
+        shown = np.ma.masked_less(
+            weights_QC,
+            least_Q1,
+        )[:, -MOST_COLUMNS:]
         image = axes.imshow(shown, norm=norm, aspect="auto", cmap="Oranges")
         axes.set_title(
             f"layer {layer + 1}, head {head + 1}",
@@ -156,6 +176,7 @@ def draw_text(
         axes.tick_params(length=0, pad=2, labelsize=6.5, labelfontfamily=FONT)
         axes.set_ylabel("target (token to predict)", fontsize=9)
     axes.set_xlabel("token of the memory, oldest on the left")
+    title = f"Attention on the memory, from token {text.position:,} of the text on"
     label = "attention (share of 1) on the 20 % of the tokens that a target attends to most"
     save_images(figure, image, title, label, stem)
 
@@ -174,25 +195,16 @@ def save_images(figure: Figure, image: Any, title: str, label: str, stem: Path) 
     save_figure(figure, stem)
 
 
-def printable(symbol: str) -> str:
-    """Return a token in glyphs that the font has: signs for white space, escapes for missing glyphs, long words cut."""
+def printable(vocabulary: Vocabulary, token: int) -> str:
+    """Return a token in glyphs that the font has, in escapes without them; long words are cut."""
+    symbol = vocabulary.decode(without_marks(np.array([token])))
     font = font_manager.get_font(font_manager.findfont(FONT))
-    word = ""
-    for letter in symbol:
-        shown = SIGNS.get(letter, letter)
-        if not font.get_char_index(ord(shown)):
-            shown = ascii(letter)[1:-1]
-        word += shown
+    word = repr(symbol)[1:-1].replace(
+        " ",
+        "␣",
+    )
+    if not all(font.get_char_index(ord(letter)) for letter in word):
+        word = ascii(symbol)[1:-1]
     if len(word) > MOST_LETTERS:
         word = word[: MOST_LETTERS - 1] + "…"
     return plain_text(word)
-
-
-def most_attended(weights_QC: Array) -> NDArray[np.bool_]:
-    """Mark the most attended fifth among the C tokens in every row."""
-    n_marked = max(1, round(MARKED_SHARE * weights_QC.shape[1]))
-    least_Q1 = np.sort(
-        weights_QC,
-        axis=1,
-    )[:, [-n_marked]]
-    return (weights_QC >= least_Q1) & (weights_QC > 0)

@@ -7,21 +7,20 @@ Every row is read from a fresh state, in evaluation's segments, with the state c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.formats import format_of, read_column
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.commands import log_results
 from txl_lightning.evaluation.hardware import autocast
-from txl_lightning.evaluation.losses import SEGMENT_TOKENS, device_of, with_progress
+from txl_lightning.evaluation.losses import device_of, with_progress
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, protocol_from_options
 from txl_lightning.evaluation.texts import encode_open
@@ -30,6 +29,7 @@ from txl_lightning.files import not_special, write_json, write_text
 
 OPTION = "continuations"
 COLUMNS = ("context", "continuation")
+TABLE = "continuations.jsonl"
 
 
 class Continuation(NamedTuple):
@@ -92,90 +92,48 @@ def score_continuations(
         continuations: tokens with at least one to score.
     """
     model = protocol.model()
-    likelihoods: list[Any] = [None] * len(continuations)
-    batches = list(_batches(continuations))
+    rows = with_progress(continuations, len(continuations), OPTION, "row")
     with autocast(protocol.precision, device_of(protocol.trained.model)):
-        for rows in with_progress(batches, len(batches), OPTION, "batch"):
-            batch = [continuations[row] for row in rows]
-            nats_BL, hits_BL = _score_batch(model, protocol.lengths, batch)
-            for row, nats_L, hits_L in zip(rows, nats_BL, hits_BL, strict=True):
-                n_scored = continuations[row].n_scored
-                nats = float(nats_L[-n_scored:].sum())
-                is_greedy = bool(hits_L[-n_scored:].all())
-                likelihoods[row] = Likelihood(n_scored, nats, is_greedy)
-    return likelihoods
+        return [_score(model, protocol.lengths, continuation) for continuation in rows]
 
 
-def _batches(continuations: Sequence[Continuation]) -> Iterator[list[int]]:
-    """Yield rows with equally long texts."""
-
-    def length(row: int) -> int:
-        return len(continuations[row].tokens)
-
-    for n_tokens, rows in groupby(
-        sorted(range(len(continuations)), key=length),
-        length,
-    ):
-        while batch := list(
-            islice(
-                rows,
-                max(1, SEGMENT_TOKENS // n_tokens),
-            )
-        ):
-            yield batch
-
-
-def _score_batch(model: Any, lengths: Lengths, batch: list[Continuation]) -> tuple[Tensor, Tensor]:
-    """Return the nats of the last targets of texts of equal length, [B, L], and which are the likeliest tokens."""
-    text_BL = torch.tensor(
-        [continuation.tokens for continuation in batch],
-        device=device_of(model),
-    )
-    last = text_BL.shape[1] - 1
+def _score(model: Any, lengths: Lengths, continuation: Continuation) -> Likelihood:
+    """Read a text from a fresh state; return the likelihood of its last tokens."""
+    text_1T = torch.tensor([continuation.tokens], device=device_of(model))
+    last = text_1T.shape[1] - 1
+    first = last - continuation.n_scored
     memory: Any = None
-    segments = []
+    nats = 0.0
+    greedy = True
     for start in range(0, last, lengths.segment_len):
         begin = max(0, start - lengths.ext_len)
         stop = min(start + lengths.segment_len, last)
-        hidden_BTD, memory = model(
-            text_BL[:, begin:stop],
+        hidden_1TD, memory = model(
+            text_1T[:, begin:stop],
             memory,
         )
-        segments.append(hidden_BTD[:, start - begin :])
-    n_scored = max(continuation.n_scored for continuation in batch)
-    hidden_BLD = torch.cat(
-        segments,
-        dim=1,
-    )[:, -n_scored:]
-    targets_BL = text_BL[:, -n_scored:]
-    nats = []
-    hits = []
-    # One place at a time: few distributions are held at once.
-    for hidden_B1D, target_B1 in zip(
-        hidden_BLD.split(1, 1),
-        targets_BL.split(1, 1),
-        strict=True,
-    ):
-        log_probabilities_BV = model.log_probabilities(hidden_B1D)[:, 0]
-        nats.append(-log_probabilities_BV.gather(1, target_B1).double())
-        hits.append(log_probabilities_BV.argmax(1, keepdim=True) == target_B1)
-    return torch.cat(
-        nats,
-        dim=1,
-    ), torch.cat(hits, dim=1)
+        start = max(start, first)
+        if start < stop:
+            hidden_1SD = hidden_1TD[:, start - begin :]
+            log_probabilities_SV = model.log_probabilities(hidden_1SD)[0]
+            targets_S = text_1T[0, start + 1 : stop + 1]
+            losses_S1 = -log_probabilities_SV.gather(1, targets_S[:, None])
+            nats += float(losses_S1.double().sum())
+            greedy &= torch.equal(log_probabilities_SV.argmax(1), targets_S)
+    return Likelihood(continuation.n_scored, nats, greedy)
 
 
 def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path) -> list[str]:
     """Score every row in a table with the columns `context` and `continuation`.
 
-    `continuations.tsv` has these columns and
+    `continuations.jsonl` has these columns and
 
         tokens      number of scored tokens
         nats        -log P(continuation | context)
         greedy      whether every scored token is the likeliest one
         rank        place among the rows with the same context, 1 for the likeliest
 
-    `evaluation.json` has the sums over all rows and the settings.
+    `evaluation.json` has the settings.
 
     Returns:
         Lines to print.
@@ -187,68 +145,35 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
     pairs = read_pairs(path)
     continuations = []
     for number, pair in enumerate(pairs, 1):
-        try:
+        with naming(OPTION, f"{path}, row {number}"):
             continuation = encode_pair(trained, *pair)
-        except UserError as error:
-            raise OptionError(OPTION, path, f"row {number}: {error}") from error
-        allowed = f"row {number} must have a token to score; without a context the first token is not scored"
-        require(continuation.n_scored > 0, OPTION, path, allowed)
+            if continuation.n_scored < 1:
+                raise UserError(
+                    "has no token to score; after an empty context the first is not scored"
+                )
         continuations.append(continuation)
     protocol = protocol_from_options(trained, options, whole=True)
     likelihoods = score_continuations(protocol, continuations)
     nats_by_context: dict[str, list[float]] = {}
     for (context, _), likelihood in zip(pairs, likelihoods, strict=True):
         nats_by_context.setdefault(context, []).append(likelihood.nats)
-    rows: list[Sequence[object]] = [(*COLUMNS, "tokens", "nats", "greedy", "rank")]
-    for (context, text), (n_tokens, nats, is_greedy) in zip(
-        pairs,
-        likelihoods,
-        strict=True,
-    ):
-        rank = sorted(nats_by_context[context]).index(nats) + 1
-        rows.append(
-            [
-                context,
-                text,
-                n_tokens,
-                nats,
-                "yes" if is_greedy else "no",
-                rank,
-            ]
-        )
-    name = "continuations.tsv"
-    write_tsv(directory / name, rows)
+    lines = []
+    for (context, text), likelihood in zip(pairs, likelihoods, strict=True):
+        rank = sorted(nats_by_context[context]).index(likelihood.nats) + 1
+        texts = {"context": context, "continuation": text}
+        row = {**texts, **likelihood._asdict(), "rank": rank}
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    write_text(directory / TABLE, "".join(lines))
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "continuations": path,
-        "table": name,
         "rows": len(pairs),
-        "tokens": sum(likelihood.tokens for likelihood in likelihoods),
-        "nats": sum(likelihood.nats for likelihood in likelihoods),
         "evaluation": protocol.settings(),
     }
     write_json(directory / "evaluation.json", results)
     log_results("evaluate", results, options, directory)
-    mean = f"{results['nats'] / results['tokens']:.4f} nats per token on average"
-    return [f"{len(pairs):,} continuations, {mean}, are in {name}"]
-
-
-def write_tsv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write a table with a tab between cells; backslash, tab, LF and CR in them are escaped as in C."""
-    escapes = str.maketrans(
-        {
-            "\\": r"\\",
-            "\t": r"\t",
-            "\n": r"\n",
-            "\r": r"\r",
-        }
-    )
-    lines = []
-    for row in rows:
-        cells = [str(cell).translate(escapes) for cell in row]
-        lines.append("\t".join(cells) + "\n")
-    write_text(path, "".join(lines))
+    return [f"{len(pairs):,} continuations are in {TABLE}"]
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:

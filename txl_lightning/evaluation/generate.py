@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from txl_lightning.config.lengths import training_lengths
 from txl_lightning.config.schemas import check_values
-from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, without_marks
+from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.commands import open_checkpoint, open_text, options_as_typed
 from txl_lightning.evaluation.hardware import autocast, chosen_precision
 from txl_lightning.evaluation.losses import device_of
 from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.evaluation.protocol import with_lengths
-from txl_lightning.evaluation.texts import (
-    begun_document,
-    document_pattern,
-    encode_open,
-    last_document,
-)
+from txl_lightning.evaluation.texts import encode_open
 from txl_lightning.evaluation.trained import TrainedModel
 from txl_lightning.files import write_json
 from txl_lightning.model.inference.generation import GenerativeModel, Sampling
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
-
-PROMPTS = ("prompt", "prompt_ids", "context")
-# Byte models can draw control characters. They are shown as a sign, so the terminal does not obey them.
-CODES = (
-    *range(9),
-    *range(
-        11,
-        32,
-    ),
-    *range(127, 160),
-)
-CONTROL = str.maketrans(dict.fromkeys(CODES, "\ufffd"))
 
 Write = Callable[[str], None]
 
@@ -73,28 +56,37 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     """
     check_options(options)
     trained = open_checkpoint(options)
-    vocabulary = trained.vocabulary
     prompt = read_prompt(options, trained)
-    text = vocabulary.decode(prompt.numbers)
+    text = trained.vocabulary.decode(prompt.tokens)
     samples = []
     started = time.perf_counter()
     precision = chosen_precision(options.precision, options.accelerator)
     # Cached inference checks that autocast stays the same.
     with autocast(precision, device_of(trained.model)):
         model, context = with_context(trained, options)
-        write(f"--- {prompt.title}\n{visible(text)}\n")
+        write(f"--- prompt\n{visible(text)}\n")
         for number in range(options.n_samples):
             write(f"--- sample {number + 1}\n")
-            seed = options.seed + number
-            drawn = draw_tokens(model, trained, options, prompt.tokens, seed)
-            tokens = write_sample(drawn, prompt, vocabulary, options.stop, write)
-            samples.append({"text": vocabulary.decode(tokens), "tokens": tokens})
+            drawn = draw_tokens(
+                model,
+                trained,
+                options,
+                prompt.tokens,
+                options.seed + number,
+            )
+            tokens = write_sample(drawn, prompt, trained, options.stop, write)
+            samples.append(
+                {
+                    "text": trained.vocabulary.decode(tokens),
+                    "tokens": tokens,
+                }
+            )
     seconds = time.perf_counter() - started
     n_drawn = sum(len(sample["tokens"]) for sample in samples)
     results = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
-        "prompt": {**prompt.source, "text": text, "tokens": prompt.numbers},
+        "prompt": {**prompt.source, "text": text, "tokens": prompt.tokens},
         "continuation": prompt.continuation,
         "samples": samples,
         "context": context,
@@ -112,13 +104,12 @@ def check_options(options: GenerateOptions) -> None:
     Raises:
         OptionError: names the option.
     """
-    given = [name for name in PROMPTS if getattr(options, name) is not None]
-    name = given[-1] if given else "prompt"
-    allowed = f"one of {', '.join(PROMPTS)} must be given"
+    given = (options.prompt, options.prompt_ids, options.context)
+    allowed = "one of prompt, prompt_ids, context must be given"
     require(
-        len(given) == 1,
-        name,
-        getattr(options, name),
+        given.count(None) == 2,
+        "prompt",
+        options.prompt,
         allowed,
     )
     check_values(options)
@@ -134,17 +125,16 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         allowed = f"must be null: {config.model.name} has no such length"
         require(options.mem_len is None, "mem_len", options.mem_len, allowed)
         return model, "context carried in the recurrent state"
-    reason = model.cannot.get("generation")
-    allowed = f"cannot generate: {reason}"
-    require(reason is None, "checkpoint", options.checkpoint, allowed)
-    if config.memory.mem_len == 0 and options.mem_len is None:
-        window = training_lengths(config).window
-        words = f"context: the last {window} tokens, as in training, recomputed for every token"
-        return SlidingWindow(model, window), words
-    protocol = replace(with_lengths(trained, options, False, ext_len=0), clamped=True)
+    protocol = replace(
+        with_lengths(trained, options, False, ext_len=0),
+        clamped=True,
+    )
     memory = protocol.lengths.mem_len
-    require(bool(memory), "mem_len", memory, "must be given: the run was evaluated without memory")
-    return protocol.model(), f"memory of {memory:,} tokens"
+    if memory:
+        return protocol.model(), f"memory of {memory:,} tokens"
+    window = training_lengths(config).window
+    words = f"context: the last {window} tokens, as in training, recomputed for every token"
+    return SlidingWindow(model, window), words
 
 
 @dataclass(frozen=True)
@@ -152,22 +142,18 @@ class Prompt:
     """Tokens to continue.
 
     Args:
-        title: description, for printing.
-        source: where the tokens come from, as `generation.json` states it.
-        numbers: all tokens, at least one.
-        tokens: the tokens that the model reads: with `memory.reset=document` from the last document start on.
+        tokens: at least one.
+        source: where they come from, as `generation.json` states it.
         continuation: text that follows in the corpus; None for a typed text.
     """
 
-    title: str
-    source: dict[str, Any]
-    numbers: list[int]
     tokens: list[int]
+    source: dict[str, Any] = field(default_factory=dict)
     continuation: str | None = None
 
 
 def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
-    """Return the tokens to continue.
+    """Return the tokens to continue; words of a typed text that are not in the vocabulary become `<unk>`.
 
     Raises:
         UserError: the prompt has a symbol that is not in the vocabulary, the corpus is not usable, or the position is
@@ -175,71 +161,43 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
     """
     if options.context is not None:
         return context_prompt(options, trained, options.context)
-    if options.prompt_ids is None:
-        return typed_prompt(options.prompt or "", trained)
-    ids = list(options.prompt_ids)
-    vocab_size = len(trained.vocabulary)
-    fits = bool(ids) and min(ids) >= 0 and max(ids) < vocab_size
-    require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {vocab_size - 1}")
-    return Prompt(
-        f"prompt of {len(ids)} ids",
-        {"prompt_ids": ids},
-        ids,
-        ids,
-    )
-
-
-def typed_prompt(text: str, trained: TrainedModel) -> Prompt:
-    """Encode a text as the corpus is; words that are not in the vocabulary become `<unk>`, which the title shows.
-
-    Raises:
-        OptionError: a byte or character is not in the vocabulary, or a word is not and there is no `<unk>`.
-    """
-    vocabulary = replace(trained.vocabulary, lenient=False)
+    if options.prompt_ids is not None:
+        ids = options.prompt_ids
+        last = len(trained.vocabulary) - 1
+        fits = bool(ids) and min(ids) >= 0 and max(ids) <= last
+        require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {last}")
+        return Prompt(ids)
+    text = options.prompt or ""
     shown = f"{text!r:.40}"
-    last = last_document(text, document_pattern(trained))
+    vocabulary = replace(trained.vocabulary, lenient=False)
     try:
-        numbers = encode_open(vocabulary, text, trained.closed_sentences)
-        tokens = encode_open(vocabulary, last, trained.closed_sentences)
+        tokens = encode_open(vocabulary, text, trained.closed_sentences)
     except UserError as error:
         raise OptionError("prompt", shown, str(error)) from error
     allowed = "must have at least one token of the checkpoint's vocabulary"
     require(bool(tokens), "prompt", shown, allowed)
-    return Prompt("prompt", {"prompt": text}, numbers, tokens)
+    return Prompt(tokens)
 
 
 def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: int) -> Prompt:
     """Return consecutive tokens from a split, and the text that follows."""
-    corpus, (split,) = open_text(trained, options, options.split, ["test"])
-    tokens = corpus.splits[split]
+    corpus, (split,) = open_text(
+        trained,
+        options,
+        options.split,
+        ["test"],
+    )
+    tokens = without_marks(corpus.splits[split])
+    position = options.position
     last = len(tokens) - n_context
     allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"
     require(last >= 0, "context", n_context, allowed)
-    position = options.position
     allowed = f"must be in 0 … {last} with context={n_context}"
     require(position <= last, "position", position, allowed)
     end = position + n_context
-    context = np.asarray(tokens[position:end])
-    numbers = without_marks(context).tolist()
-    begin = 0
-    if document_pattern(trained) is not None:
-        begin = int(
-            max(
-                np.flatnonzero(context < 0),
-                default=0,
-            )
-        )  # document marks
-    source = {
-        "corpus": corpus.name,
-        "sha256": corpus.checksum,
-        "split": split,
-        "position": position,
-        "context": n_context,
-    }
-    title = f"context: {n_context} tokens of {corpus.name} ({split}) from token {position:,} on"
-    following = without_marks(tokens[end : end + options.n_tokens])
-    continuation = trained.vocabulary.decode(following)
-    return Prompt(title, source, numbers, numbers[begin:], continuation)
+    source = {"corpus": corpus.facts(), "split": split, "position": position}
+    following = trained.vocabulary.decode(tokens[end : end + options.n_tokens])
+    return Prompt(tokens[position:end].tolist(), source, following)
 
 
 def draw_tokens(
@@ -251,18 +209,16 @@ def draw_tokens(
 ) -> Iterator[int]:
     """Yield a sample's tokens; where a document begins, the model goes on from this document alone."""
     vocabulary = trained.vocabulary
+    sampling = ("top_k", "top_p", "temperature")
     reading: dict[str, Any] = {
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "temperature": options.temperature,
+        **{name: getattr(options, name) for name in sampling},
         "seed": torch.Generator().manual_seed(seed),
         "segment_len": trained.config.evaluation.segment_len,
         "closed_documents": trained.closed_sentences,
     }
-    if trained.config.memory.reset == "document" and vocabulary.starts_sentences:
+    if trained.marks_documents and vocabulary.starts_sentences:
         reading["document_start"] = vocabulary.numbers[SENTENCE]
-    pattern = document_pattern(trained)
-    document = list(tokens)
+    document = list(last_document(trained, tokens))
     n_left = options.n_tokens
     while n_left > 0:
         read_1T = torch.tensor([document], device=device_of(trained.model))
@@ -271,18 +227,45 @@ def draw_tokens(
             yield token
             n_left -= 1
             document.append(token)
-            begun = begun_document(document, vocabulary, pattern)
-            if begun:
+            ends_line = vocabulary.level == "ids" or vocabulary.decode([token]).endswith("\n")
+            begun = last_document(trained, document) if ends_line else document
+            if len(begun) < len(document):
                 document = begun
                 break
 
 
+def last_document(trained: TrainedModel, tokens: list[int]) -> list[int]:
+    """Return the tokens from the last document on, for a run with `memory.reset=document`.
+
+    A line that matches `data.document_start` begins a document; at level ids an id does, by its number or name.
+    """
+    start = trained.config.data.document_start
+    if not trained.marks_documents or start is None:
+        return tokens
+    vocabulary = trained.vocabulary
+    pattern = re.compile(start.encode(), re.MULTILINE)
+    document = 0
+    line = 0
+    for end, token in enumerate(tokens, 1):
+        text = vocabulary.decode(tokens[line:end])
+        if vocabulary.level == "ids":
+            is_start = any(pattern.fullmatch(name.encode()) for name in (text, str(token)))
+        elif end == len(tokens) or text.endswith("\n"):
+            is_start = pattern.search(text.encode()) is not None
+        else:
+            continue
+        if is_start:
+            document = line
+        line = end
+    return tokens[document:]
+
+
 def write_sample(
-    drawn: Iterator[int], prompt: Prompt, vocabulary: Vocabulary, stop: str | None, write: Write
+    drawn: Iterator[int], prompt: Prompt, trained: TrainedModel, stop: str | None, write: Write
 ) -> list[int]:
     """Write a sample while it is drawn, up to the token that completes the stop; return its tokens."""
-    decoder = StreamDecoder(vocabulary)
-    decoder.feed(prompt.numbers)
+    decoder = StreamDecoder(trained.vocabulary)
+    decoder.feed(prompt.tokens)
     tokens = []
     text = ""
     for token in drawn:
@@ -297,5 +280,5 @@ def write_sample(
 
 
 def visible(text: str) -> str:
-    """Replace control characters."""
-    return text.translate(CONTROL)
+    """Replace control characters, which byte models can draw: the terminal must not obey them."""
+    return re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "\ufffd", text)

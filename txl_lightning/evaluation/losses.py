@@ -55,13 +55,6 @@ class TokenLosses:
         return float(self.nll.mean(dtype=np.float64))
 
 
-def number_of_segments(streams: Streams, max_segments: int | None) -> int:
-    """Return the number of segments to score; None is no limit."""
-    if max_segments is None:
-        return len(streams)
-    return min(len(streams), max_segments)
-
-
 @torch.no_grad()
 def stream_losses(
     model: LanguageModel, streams: Streams, max_segments: int | None = None, title: str = "scored"
@@ -80,8 +73,12 @@ def stream_losses(
     started = time.perf_counter()
     device = device_of(model)
     is_recurrent = getattr(getattr(model, "config", None), "is_recurrent", True)
-    n_segments = number_of_segments(streams, max_segments)
-    segments = with_progress(map(streams.__getitem__, range(n_segments)), n_segments, title)
+    n_segments = min(len(streams), max_segments or len(streams))
+    segments = with_progress(
+        map(streams.__getitem__, range(n_segments)),
+        n_segments,
+        title,
+    )
     losses: list[NDArray[np.floating]] = []
     state = None
     for alike in _segments_of_one_shape(segments, 0 if is_recurrent else SEGMENT_TOKENS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -24,7 +23,6 @@ Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState
 
 LAYER_BYTES = 40_000  # the modules in a layer in Python, measured
-SIZES = ("n_layer", "d_model", "d_inner", "n_head", "d_head")
 
 
 def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
@@ -35,9 +33,8 @@ def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
     """
     name = str(config.variant.get("name") or "")
     if isinstance(config.model, RecurrentModelConfig):
-        require(
-            not name, "variant", name, f"must be none: {config.model.name} is no Transformer-XL"
-        )
+        allowed = f"must be none: {config.model.name} is no Transformer-XL"
+        require(not name, "variant", name, allowed)
         return RecurrentLanguageModel
     return VARIANTS.named(name) if name else TransformerXL
 
@@ -99,24 +96,15 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
 def _check_abilities(config: Config, model: Any) -> None:
     """Refuse options that need an ability that a variant lacks."""
     cannot = getattr(model, "cannot", {})
-    ext_len = getattr(config.model, "ext_len", 0)
-    gradient_segments = config.memory.gradient_segments
+    documents = config.memory.reset == "document" and "document"
     asked = (
-        ("memory.reset", config.memory.reset, "document", "documents"),
-        (
-            "memory.gradient_segments",
-            gradient_segments,
-            gradient_segments or None,
-            "gradient segments",
-        ),
-        ("model.ext_len", ext_len, ext_len or None, "extended context"),
+        ("memory.reset", documents, "documents"),
+        ("memory.gradient_segments", config.memory.gradient_segments, "gradient segments"),
+        ("model.ext_len", getattr(config.model, "ext_len", 0), "extended context"),
     )
-    for option, value, needing, ability in asked:
-        if value == needing and ability in cannot:
-            allowed = (
-                f"is not possible with variant={config.variant.get('name')}: {cannot[ability]}"
-            )
-            raise OptionError(option, value, allowed)
+    for option, value, ability in asked:
+        why = f"is not possible with variant={config.variant.get('name')}: {cannot.get(ability)}"
+        require(not value or ability not in cannot, option, value, why)
 
 
 def make_model(config: Config, vocab_size: int) -> Model:
@@ -130,28 +118,21 @@ def make_model(config: Config, vocab_size: int) -> Model:
     return made
 
 
-def require_room(
-    sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = ""
-) -> None:
+def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4) -> None:
     """Check that the machine's memory can hold all layers' matrices, before anything is built.
 
     Args:
         sizes: the model's config.
         bytes_each: bytes per parameter, including its optimizer state.
-        without: group that the command's options lack.
 
     Raises:
-        OptionError: it cannot; names the option that is farthest from its default.
+        OptionError: it cannot.
     """
-    if isinstance(sizes, RecurrentConfig):
-        rows = 3 * sizes.d_model
-    else:
+    rows = 3 * sizes.d_model
+    named = ["n_layer", "d_model"]
+    if isinstance(sizes, TransformerXLConfig):
         rows = 2 * sizes.d_inner + 4 * sizes.n_head * sizes.d_head
+        named += ["d_inner", "n_head", "d_head"]
     n_bytes = sizes.n_layer * (bytes_each * rows * sizes.d_model + LAYER_BYTES)
-    sized = [field for field in fields(sizes) if field.name in SIZES]
-    farthest = max(
-        sized,
-        key=lambda field: getattr(sizes, field.name) / field.default,
-    ).name
-    option = option_names(type(sizes))[farthest].removeprefix(without)
-    require_memory(n_bytes, option, getattr(sizes, farthest))
+    values = ", ".join(f"{name} {getattr(sizes, name)}" for name in named)
+    require_memory(n_bytes, "model", values)

@@ -15,16 +15,7 @@ TABLE_9 = (800, 1800, 2800, 3800)  # attention lengths
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
 SPLITS = ("train", "valid", "test")
 OF_SPLITS: Rule = (lambda x: {*x} <= {*SPLITS}, f"may contain only {', '.join(SPLITS)}")
-LENGTHS: Rule = (
-    lambda x: (
-        min(
-            x,
-            default=0,
-        )
-        >= 1
-    ),
-    "must be integers >= 1, at least one",
-)
+LENGTHS: Rule = (lambda x: bool(x) and min(x) >= 1, "must be integers >= 1, at least one")
 
 
 @dataclass(kw_only=True)
@@ -138,12 +129,10 @@ class AttentionOptions(LengthOptions, LoggedOptions, CheckpointOptions):
     Args:
         split: train, valid or test; null for valid, or for another text (`data_path`) as a whole.
         same_length: whether every query attends to exactly mem_len keys, as in the paper's evaluation.
-        text_position: where Figure 6's first target stands in the split; null for the middle.
     """
 
     split: str | None = option(None, one_of(*SPLITS))
     same_length: bool = True
-    text_position: int | None = None
 
 
 @dataclass
@@ -226,9 +215,8 @@ class ConvertOptions(Config):
         mem_len: memory length in tokens; null for the source's. A TensorFlow model without config.json needs it.
         same_length: whether all queries attend to equally many keys; null for the source's.
         clamp_len: larger distances share one position; null for the source's.
-        vocabulary: text file with one symbol per line, ordered by number, or JSON file with each symbol's number, for
-            target_format=txl; `corpus` for the corpus's vocabulary; null for a file `vocab` beside a TensorFlow model
-            or `vocab.json` beside one from Hugging Face, else `corpus`.
+        vocabulary: for target_format=txl: text file with one symbol per line, ordered by number, or JSON file with each
+            symbol's number; `corpus`, or null for source_format=original, for the corpus's vocabulary.
     """
 
     source: str = MISSING

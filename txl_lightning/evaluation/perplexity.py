@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from txl_lightning.config.lengths import Lengths
+from txl_lightning.config.lengths import training_lengths
 from txl_lightning.config.schemas import check_values
-from txl_lightning.data.corpus import WHOLE
+from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.errors import require
-from txl_lightning.evaluation.attention_lengths import (
-    CHOSEN_ON,
-    draw_sweep,
-    first_tokens,
-    lengths_to_try,
-    select_length,
-)
 from txl_lightning.evaluation.commands import (
     log_results,
     open_checkpoint,
@@ -26,11 +21,22 @@ from txl_lightning.evaluation.continuations import score_table
 from txl_lightning.evaluation.options import OWN_SPLITS, EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, given_lengths, protocol_from_options
 from txl_lightning.evaluation.scores import notes, score_line, score_split
-from txl_lightning.evaluation.units import loss_unit
+from txl_lightning.evaluation.units import UNITS, loss_unit
 from txl_lightning.files import write_json
+from txl_lightning.reporting.canvas import line_figure
 
-Entries = dict[str, dict[str, Any]]
+CHOSEN_ON = "valid"
+Entries: TypeAlias = dict[str, dict[str, Any]]
 """Entries of the splits in `evaluation.json`."""
+Score: TypeAlias = Callable[
+    [
+        Protocol,
+        str,
+        str,
+    ],
+    dict[str, Any],
+]
+"""Returns a split's values with a protocol; the last argument ends the names of its files."""
 
 
 @options_as_typed()
@@ -44,9 +50,8 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
 
         init        a length: the values at training's lengths
         losses      losses=true: file with nll and positions of the scored tokens, in text order
-        sweep       attention_lengths: of validation unit, tolerance; init, best and lengths, each with its
-                    attention_length and values; attention_length: the shortest within tolerance of the best
-        selected    attention_lengths: attention_length, init and best
+        sweep       attention_lengths: a row for each length on validation, with its attention_length and values
+        selected    attention_lengths: init and best, the rows at training's length and at the best one
 
     `continuations` scores a table's rows instead (`continuations.score_table`).
 
@@ -60,9 +65,10 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     trained = open_checkpoint(options)
     if options.continuations is not None:
         return score_table(trained, options, directory)
+    lengths = options.attention_lengths
     asked_for = options.splits
-    if options.attention_lengths is not None:
-        asked_for = asked_for or OWN_SPLITS
+    if not asked_for and lengths is not None:
+        asked_for = OWN_SPLITS
     corpus, splits = open_text(trained, options, asked_for, OWN_SPLITS)
     corpus = first_tokens(corpus, options.sweep_tokens)
     protocol = protocol_from_options(trained, options, whole=WHOLE in splits)
@@ -71,30 +77,37 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         return score_split(protocol, corpus, split, options, directory, stem)
 
     entries: Entries = {}
-    if options.attention_lengths is not None:
-        tried = lengths_to_try(protocol, options.attention_lengths)
-        entries = select_length(splits, tried, score, loss_unit(corpus.vocabulary.level))
+    if lengths is not None:
+        unit = loss_unit(corpus.vocabulary.level)
+        entries = select_length(splits, protocol, lengths, score, unit)
+        draw_sweep(entries[CHOSEN_ON]["sweep"], unit, corpus.name, directory)
     else:
         has_lengths = given_lengths(options).keys() - {"batch_size", "max_segments"}
         for split in splits:
             entries[split] = score(protocol, split)
             if has_lengths:
-                entries[split]["init"] = score(protocol.at_training_lengths(), split, "_init")
-    settings = next(iter(entries.values()))["evaluation"]
-    memory = Lengths(0, settings.get("mem_len"))
+                entries[split]["init"] = score(
+                    protocol.at_training_lengths(),
+                    split,
+                    "_init",
+                )
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "corpus": corpus.facts(),
-        "evaluation": settings,
-        "streams_start": memory.streams_start(trained.config.memory.start),
+        "evaluation": protocol.settings(),
+        "streams_start": protocol.lengths.streams_start(trained.config.memory.start),
         **entries,
     }
     write_json(directory / "evaluation.json", results)
-    if options.attention_lengths is not None:
-        draw_sweep(entries[CHOSEN_ON]["sweep"], corpus, directory)
     log_results("evaluate", results, options, directory)
-    return lines_of(entries) + notes(entries, corpus)
+    return [
+        score_line(
+            split,
+            entry,
+        )
+        for split, entry in entries.items()
+    ] + notes(entries, corpus)
 
 
 def check_options(options: EvaluateOptions) -> None:
@@ -116,23 +129,94 @@ def check_options(options: EvaluateOptions) -> None:
             require(not value, name, value, "must be left out with continuations")
 
 
-def lines_of(entries: Entries) -> list[str]:
-    """Return the lines to print: the loss of every split."""
-    lines = []
-    for split, entry in entries.items():
-        selected = entry.get("selected")
-        if selected is None:
-            lines.append(score_line(split, entry))
-        else:
-            title = f"{split}, attention length {selected['attention_length']}"
-            lines.append(
-                score_line(
-                    title,
-                    {**selected["best"], "init": selected["init"]},
-                )
-            )
-        if "sweep" in entry:
-            sweep = entry["sweep"]
-            shortest = f"within {sweep['tolerance']:g} {sweep['unit']} of the best"
-            lines.append(f"shortest attention length {shortest}: {sweep['attention_length']}")
-    return lines
+def select_length(
+    splits: Sequence[str], protocol: Protocol, lengths: Sequence[int], score: Score, unit: str
+) -> Entries:
+    """Choose the attention length on validation; score all splits at training's lengths and at this length.
+
+    Args:
+        splits: names of the splits, `CHOSEN_ON` among them.
+        protocol: the way of reading; its attention length is varied, as far as the model sees.
+        lengths: attention lengths to try, besides training's.
+        score: scores a split.
+        unit: compared is the loss in this unit.
+
+    Raises:
+        OptionError: the model has no attention, or a length is not allowed.
+    """
+    allowed = f"must be null: {protocol.fixed}"
+    require(protocol.fixed is None, "attention_lengths", lengths, allowed)
+    limit = protocol.limit or max(lengths)
+    trained = training_lengths(protocol.trained.config).attention_length
+    tried = [
+        (
+            min(
+                trained,
+                protocol.limit or trained,
+            ),
+            protocol.at_training_lengths(),
+        )
+    ]
+    for length in sorted({min(length, limit) for length in lengths}):
+        tried.append((length, protocol.at_attention_length(length)))
+    for _, at_length in tried:
+        at_length.settings()  # raises for a length that is not allowed, before anything is scored
+
+    def row_at(place: int, split: str) -> dict[str, Any]:
+        length, at_length = tried[place]
+        stem = f"_{length}" if place else "_init"
+        return {"attention_length": length, **score(at_length, split, stem)}
+
+    rows = [
+        row_at(
+            place,
+            CHOSEN_ON,
+        )
+        for place in range(len(tried))
+    ]
+    best = min(
+        range(len(rows)),
+        key=lambda place: rows[place][unit],
+    )
+    entries = {}
+    for split in splits:
+        at_init = rows[0]
+        at_best = rows[best]
+        if split != CHOSEN_ON:
+            at_init = row_at(0, split)
+            at_best = row_at(best, split) if best else at_init
+        entries[split] = {**at_init, "selected": {"init": at_init, "best": at_best}}
+    entries[CHOSEN_ON]["sweep"] = rows
+    return entries
+
+
+def first_tokens(corpus: Corpus, n: int | None) -> Corpus:
+    """Return the corpus with only the first n validation tokens."""
+    if n is None:
+        return corpus
+    splits = {
+        **corpus.splits,
+        CHOSEN_ON: corpus.splits[CHOSEN_ON][:n],
+    }
+    documents = dict(corpus.documents)
+    if CHOSEN_ON in documents:
+        starts = documents[CHOSEN_ON]
+        documents[CHOSEN_ON] = starts[starts < n]
+    return replace(corpus, splits=splits, documents=documents)
+
+
+def draw_sweep(sweep: Sequence[dict[str, Any]], unit: str, corpus: str, directory: Path) -> None:
+    """Draw the validation loss by attention length: `attention_lengths.svg|png`."""
+    losses = {row["attention_length"]: row[unit] for row in sweep}
+    lengths = sorted(losses)
+    curve = (lengths, [losses[length] for length in lengths])
+    title = f"Loss by attention length, {corpus}"
+    x_label = "attention length (tokens)"
+    path = directory / "attention_lengths"
+    line_figure(
+        path,
+        {CHOSEN_ON: curve},
+        x_label,
+        UNITS[unit].name,
+        title,
+    )

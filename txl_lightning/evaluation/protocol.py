@@ -23,12 +23,12 @@ from txl_lightning.config.lengths import (
     training_lengths,
     with_segment_len,
 )
-from txl_lightning.config.schemas import EvaluationConfig, TransformerXLModelConfig
+from txl_lightning.config.schemas import EvaluationConfig
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.streams import Streams, streams_of
 from txl_lightning.evaluation.hardware import autocast, chosen_precision
 from txl_lightning.evaluation.losses import TokenLosses, device_of, stream_losses
-from txl_lightning.evaluation.models import always_carries_state, carries_state, model_class
+from txl_lightning.evaluation.models import always_carries_state, carries_state
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.trained import TrainedModel
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
@@ -94,15 +94,16 @@ class Protocol:
         """
         config = self.trained.config
         lengths = self.lengths
-        settings: dict[str, Any] = {"protocol": lengths.protocol_word(always_carries_state(config))}
-        if config.variant.get("name"):
-            settings["variant"] = config.variant["name"]
-        settings.update(lengths.keywords())
-        for name in ("segment_len", "batch_size", "max_segments"):
-            settings[name] = getattr(self.evaluation, name)
-        settings["cached"] = self.cached and can_cache(self.trained.model)
-        settings["precision"] = self.precision
-        return settings
+        return {
+            "protocol": lengths.protocol_word(always_carries_state(config)),
+            "variant": config.variant.get("name"),
+            **lengths.keywords(),
+            "segment_len": lengths.segment_len,
+            "batch_size": self.evaluation.batch_size,
+            "max_segments": self.evaluation.max_segments,
+            "cached": self.cached and can_cache(self.trained.model),
+            "precision": self.precision,
+        }
 
     @property
     def length_option(self) -> str:
@@ -121,12 +122,13 @@ class Protocol:
     @property
     def fixed(self) -> str | None:
         """Reason why the attention length cannot be varied; None if it can."""
-        config = self.trained.config
-        if not isinstance(config.model, TransformerXLModelConfig):
-            return f"{config.model.name} has no attention"
-        kind: Any = model_class(config)
-        reason: str | None = kind.cannot.get("attention lengths")
-        return reason
+        recurrent = {"attention lengths": f"{self.trained.config.model.name} has no attention"}
+        cannot: dict[str, str] = getattr(
+            self.trained.model,
+            "cannot",
+            recurrent,
+        )
+        return cannot.get("attention lengths")
 
     def at_attention_length(self, length: int) -> Protocol:
         """Return a copy with another attention length, unless it is `fixed`."""
@@ -171,7 +173,7 @@ def given_lengths(options: Any) -> dict[str, Any]:
 def with_lengths(trained: TrainedModel, options: Any, whole: bool, **fixed: Any) -> Protocol:
     """Return the protocol at a command's lengths; other lengths are the run's.
 
-    Where only the run limits the segments, other segments and streams cover as many tokens.
+    Where only the run limits the segments, other segments cover as many tokens.
 
     Args:
         trained: the model.
@@ -184,10 +186,6 @@ def with_lengths(trained: TrainedModel, options: Any, whole: bool, **fixed: Any)
     if whole:
         evaluation = replace(evaluation, max_segments=None)
     evaluation = with_segment_len(evaluation, given.get("segment_len", evaluation.segment_len))
-    if evaluation.max_segments is not None:
-        n_streams = given.get("batch_size", evaluation.batch_size)
-        max_segments = -(-evaluation.max_segments * evaluation.batch_size // n_streams)
-        evaluation = replace(evaluation, max_segments=max_segments)
     config = replace(trained.config, evaluation=replace(evaluation, **given))
     clamped = not LONGER.isdisjoint(given)
     return Protocol(trained, in_windows(config).evaluation, clamped)

@@ -43,25 +43,34 @@ def score_split(
     if options.losses:
         row["losses"] = f"losses_{split}{stem}.npz"
         arrays: Any = {"nll": losses.nll, "positions": losses.positions}
-        write_atomically(directory / row["losses"], lambda path: np.savez(path, **arrays))
+        write_atomically(
+            directory / row["losses"],
+            lambda path: np.savez(path, **arrays),
+        )
     row["evaluation"] = protocol.settings()
     return row
 
 
 def loss_values(losses: TokenLosses, corpus: Corpus, split: str, block_len: int) -> dict[str, Any]:
     """Return the values that `evaluation.json` has for every split and length."""
-    vocabulary = corpus.vocabulary
+    level = corpus.vocabulary.level
     n_tokens = len(losses.nll)
     # After the last sentence of a split comes the `<S>` of the first.
     tokens = corpus.splits[split].take(losses.positions, mode="wrap")
-    n_bytes = vocabulary.count_bytes(without_marks(tokens))
-    bytes_per_token = None if n_bytes is None else n_bytes / n_tokens
-    units_P, unit_name = text_units(losses.positions, corpus.sentences.get(split), block_len)
+    n_bytes = corpus.vocabulary.count_bytes(without_marks(tokens))
+    units_P, unit_name = text_units(
+        losses.positions,
+        corpus.sentences.get(split),
+        block_len,
+    )
     error, n_units = standard_error(losses.nll, units_P)
-    errors = errors_by_unit(error, losses.mean, vocabulary.level)
     return {
-        **loss_metrics(losses.mean, vocabulary.level, bytes_per_token),
-        "standard_error": {**errors, "over": unit_name, "units": n_units},
+        **loss_metrics(losses.mean, level, (n_bytes or 0) / n_tokens),
+        "standard_error": {
+            **errors_by_unit(error, losses.mean, level),
+            "over": unit_name,
+            "units": n_units,
+        },
         "tokens": n_tokens,
         "bytes": n_bytes,
         "left_out": losses.left_out,
@@ -69,31 +78,39 @@ def loss_values(losses: TokenLosses, corpus: Corpus, split: str, block_len: int)
     }
 
 
-def score_line(title: str, values: Mapping[str, Any]) -> str:
+def score_line(split: str, entry: Mapping[str, Any]) -> str:
     """Return one line: the loss in words with its standard error, bits per byte, the loss at training's lengths.
 
     test: 1.9460 ± 0.0123 bits per byte (training's lengths: 1.9871)
 
-    Further units are left out if the line is too long.
+    Further units are left out if the line is too long. With attention lengths it is the loss at the best one.
     """
+    values = entry
+    init = entry.get("init")
+    line = f"{split}: "
+    if "selected" in entry:
+        values = entry["selected"]["best"]
+        init = entry["selected"]["init"]
+        line = f"{split}, attention length {values['attention_length']}: "
     first, *others = shown_units(values)
-    number = UNITS[first].number(values[first])
+    unit = UNITS[first]
+    number = unit.number(values[first])
     error = values["standard_error"][first]
     if error is not None:
-        number += f" ± {UNITS[first].number(error)}"
-    line = f"{title}: {UNITS[first].words.format(number)}"
+        number += f" ± {unit.number(error)}"
+    line += unit.words.format(number)
     ending = ""
-    if "init" in values:
-        ending = f" (training's lengths: {UNITS[first].number(values['init'][first])})"
-    for unit in others:
-        words = UNITS[unit].words.format(UNITS[unit].number(values[unit]))
+    if init is not None:
+        ending = f" (training's lengths: {unit.number(init[first])})"
+    for other in others:
+        words = UNITS[other].words.format(UNITS[other].number(values[other]))
         if len(f"{line}, {words}{ending}") <= LINE_WIDTH:
             line += f", {words}"
     return line + ending
 
 
 def notes(entries: Mapping[str, Mapping[str, Any]], corpus: Corpus) -> list[str]:
-    """Return lines on what was scored and how: tokens, tokens left out, the settings, and the unit behind ±."""
+    """Return lines on what was scored and how: tokens, tokens left out, the unit behind ±, and the settings."""
     lines = []
     how = ""
     for split, entry in entries.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.errors import require
 from txl_lightning.evaluation.commands import check_common_options, chosen_device, log_results
 from txl_lightning.evaluation.hardware import set_threads
-from txl_lightning.evaluation.losses import Array, with_progress
+from txl_lightning.evaluation.losses import with_progress
 from txl_lightning.evaluation.models import require_room
 from txl_lightning.evaluation.options import SpeedOptions
 from txl_lightning.files import write_json, write_text
@@ -44,7 +45,6 @@ HEADER = (
     "vanilla/cached (min–max)",
 )
 TURN_SECONDS = 0.3  # a turn is one segment, or as many as take as long
-TEXT_LEN = 1 << 14
 
 
 def run(options: SpeedOptions, directory: Path) -> list[str]:
@@ -60,7 +60,9 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
     Raises:
         UserError: an option is not usable.
     """
-    _check_options(options)
+    check_common_options(options)
+    divides = options.d_model % options.n_head == 0
+    require(divides, "n_head", options.n_head, f"must divide d_model, which is {options.d_model}")
     device = chosen_device(options.accelerator)
     set_threads(options.num_threads)
     started = time.perf_counter()
@@ -68,82 +70,64 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
     sizes = {name: getattr(options, name) for name in SIZES}
     d_head = options.d_model // options.n_head
     config = TransformerXLConfig(vocab_size=VOCABULARY, d_head=d_head, **sizes)
-    require_room(config, without="model.")
+    require_room(config)
     model = TransformerXL(config).to(device).eval()
-    vanilla = vanilla_of(model)
-    text_1n = torch.randint(VOCABULARY, (1, TEXT_LEN)).to(device)
+    text_1n = torch.randint(
+        VOCABULARY,
+        (1, options.segment_len + 1),
+        device=device,
+    )
     schemes_by_length = {}
     for length in sorted(options.attention_lengths):
-        schemes = make_schemes(model, vanilla, length, options.segment_len, text_1n)
-        schemes_by_length[length] = schemes
+        schemes_by_length[length] = make_schemes(model, length, text_1n)
     run_rounds(schemes_by_length, options.rounds)
-    machine: dict[str, Any] = {
-        "processor": processor(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "accelerator": None,
-    }
+    device_name = processor()
     if device.type == "cuda":
-        machine["accelerator"] = torch.cuda.get_device_name()
-    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+        device_name = torch.cuda.get_device_name()
     results: dict[str, Any] = {
-        "model": {**sizes, "vocab_size": VOCABULARY, "parameters": n_parameters},
+        "model": {**sizes, "vocab_size": VOCABULARY},
         "segment_len": options.segment_len,
         "rounds": options.rounds,
         "results": [summary(length, schemes) for length, schemes in schemes_by_length.items()],
-        "machine": machine,
+        "machine": {
+            "device": device_name,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        },
         "seconds": round(time.perf_counter() - started, 2),
     }
     write_json(directory / "speed.json", results, allow_nan=False)
-    lines = write_report(results, directory)
+    lines = report(results)
+    write_text(directory / "speed.md", "\n".join(lines) + "\n")
+    draw(results["results"], directory / "speed")
     log_results("speed", results, options, directory)
     return lines
 
 
-def _check_options(options: SpeedOptions) -> None:
-    check_common_options(options)
-    most = f"must be at most {TEXT_LEN:,}, the length of the text"
-    require(options.segment_len <= TEXT_LEN, "segment_len", options.segment_len, most)
-    lengths = options.attention_lengths
-    require(max(lengths) <= TEXT_LEN, "attention_lengths", lengths, most)
-    divides = options.d_model % options.n_head == 0
-    require(divides, "n_head", options.n_head, f"must divide d_model, which is {options.d_model}")
-
-
-def vanilla_of(model: TransformerXL) -> TransformerXL:
-    """Return a Transformer-XL's vanilla counterpart: its sizes, absolute sinusoids, no memory."""
-    config = replace(model.config, encoding="absolute", terms="a", mem_len=0)
-    return TransformerXL(config).to(model.embedding.tables[0]).eval()
-
-
 @dataclass
 class TimedScheme:
-    """Model that reads a text in a loop, segment by segment, with its state carried along, and is timed.
+    """Model that reads one segment again and again, with its state carried along, and is timed.
 
     Args:
         model: model to time.
-        text_1n: tokens, read in a loop.
-        segment_len: tokens in a segment.
+        text_1n: the segment's tokens, and the last one's target.
         state: state after the last segment.
-        position: position of the next token to read.
         seconds: seconds per token in every recorded turn.
     """
 
     model: LanguageModel
     text_1n: Tensor
-    segment_len: int
     state: Any = None
-    position: int = 0
     seconds: list[float] = field(default_factory=list)
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """Return the next segment's losses, [1, segment_len], in nats."""
-        tokens_1T = looped(self.text_1n, self.position, self.segment_len + 1)
-        self.position += self.segment_len
+        """Return the segment's losses, [1, segment_len], in nats."""
+        tokens_1T = self.text_1n[:, :-1]
+        targets_1T = self.text_1n[:, 1:]
         nll_1T, self.state = self.model.score(
-            tokens_1T[:, :-1],
-            tokens_1T[:, 1:],
+            tokens_1T,
+            targets_1T,
             self.state,
         )
         return nll_1T
@@ -153,33 +137,20 @@ class TimedScheme:
 
         The segments before the timed ones refill the CPU's cache after another scheme's turn.
         """
-        timer = Timer(
-            "read()",
-            globals={"read": self.read},
-            num_threads=torch.get_num_threads(),
-        )
-        return timer.blocked_autorange(min_run_time=TURN_SECONDS).median / self.segment_len
-
-
-def looped(text_1n: Tensor, start: int, n_tokens: int) -> Tensor:
-    """Return tokens of a text that begins again after its end."""
-    places = torch.arange(start, start + n_tokens, device=text_1n.device)
-    return text_1n[:, places % text_1n.shape[1]]
+        threads = torch.get_num_threads()
+        timer = Timer("read()", globals={"read": self.read}, num_threads=threads)
+        n_tokens = self.text_1n.shape[1] - 1
+        return timer.blocked_autorange(min_run_time=TURN_SECONDS).median / n_tokens
 
 
 Schemes = dict[str, TimedScheme]
 
 
-def make_schemes(
-    model: TransformerXL,
-    vanilla: TransformerXL,
-    attention_len: int,
-    segment_len: int,
-    text_1n: Tensor,
-) -> Schemes:
+def make_schemes(model: TransformerXL, attention_len: int, text_1n: Tensor) -> Schemes:
     """Return the three schemes, each with the full attention length L from its first token on.
 
-        vanilla        a forward pass over the L tokens before each prediction, softmax of the last position only
+        vanilla        a forward pass over the L tokens before each prediction, softmax of the last position only; the
+                       sizes are equal, the positions absolute sinusoids
         hidden         segments with L hidden states as memory, the paper's scheme
         cached         segments with L keys and values as memory
 
@@ -194,13 +165,17 @@ def make_schemes(
         "memory_reset": "never",
         "extra_key": False,
     }
-    window = SlidingWindow(vanilla, attention_len)
-    window_1L = looped(text_1n, 0, attention_len)
-    cached = CachedTransformerXL(model, **lengths)
+    absolute = replace(model.config, encoding="absolute", terms="a", mem_len=0)
+    vanilla = TransformerXL(absolute).to(text_1n.device).eval()
+    window_1L = torch.randint(VOCABULARY, (1, attention_len), device=text_1n.device)
     return {
-        "vanilla": TimedScheme(window, text_1n, 1, window_1L, attention_len),
-        "hidden": TimedScheme(model.with_lengths(**lengths), text_1n, segment_len),
-        "cached": TimedScheme(cached, text_1n, segment_len),
+        "vanilla": TimedScheme(
+            SlidingWindow(vanilla, attention_len),
+            text_1n[:, :2],
+            window_1L,
+        ),
+        "hidden": TimedScheme(model.with_lengths(**lengths), text_1n),
+        "cached": TimedScheme(CachedTransformerXL(model, **lengths), text_1n),
     }
 
 
@@ -217,62 +192,56 @@ def run_rounds(schemes_by_length: dict[int, Schemes], rounds: int) -> None:
 
 def summary(attention_len: int, schemes: Schemes) -> dict[str, Any]:
     """Return a line for Table 9: times, and ratios between vanilla and state reuse within the rounds."""
-    rounds = {name: np.array(scheme.seconds) for name, scheme in schemes.items()}
+    times = {}
     ratios = {}
-    for name in ("hidden", "cached"):
-        ratios[f"vanilla/{name}"] = spread(rounds["vanilla"] / rounds[name])
-    return {
-        "level": "char",
-        "attention_len": attention_len,
-        "seconds_per_token": {name: spread(seconds) for name, seconds in rounds.items()},
-        "ratios": ratios,
-    }
+    for name, scheme in schemes.items():
+        times[name] = spread(scheme.seconds)
+        ratios[f"vanilla/{name}"] = spread(
+            np.divide(
+                schemes["vanilla"].seconds,
+                scheme.seconds,
+            )
+        )
+    return {"attention_len": attention_len, "seconds_per_token": times, "ratios": ratios}
 
 
-def spread(values: Array) -> dict[str, Any]:
+def spread(values: Any) -> dict[str, Any]:
     """Return the median and the extremes over rounds."""
-    middle = float(np.median(values))
-    rounds = values.tolist()
+    rounds = [float(value) for value in values]
     return {
-        "median": middle,
+        "median": float(np.median(rounds)),
         "min": min(rounds),
         "max": max(rounds),
         "rounds": rounds,
     }
 
 
-def write_report(results: dict[str, Any], directory: Path) -> list[str]:
-    """Write `speed.md` and `speed.svg|png`.
+def draw(results: Sequence[dict[str, Any]], stem: Path) -> None:
+    """Draw every scheme's time by attention length."""
+    lengths = [result["attention_len"] for result in results]
+    curves = {}
+    for name, title in SCHEMES.items():
+        times = [1000 * result["seconds_per_token"][name]["median"] for result in results]
+        curves[title] = (lengths, times)
+    title = "Time per token by attention length"
+    line_figure(
+        stem, curves, "attention length (tokens)", "milliseconds per token", title, log_y=True
+    )
 
-    Args:
-        results: the parsed `speed.json`.
-        directory: folder for the files.
 
-    Returns:
-        Lines to print: the table and its notes.
-    """
-    curves: dict[str, Any] = {}
+def report(results: dict[str, Any]) -> list[str]:
+    """Return the lines of `speed.md`: the table and its notes."""
     rows = []
     for result in results["results"]:
-        length = result["attention_len"]
-        row = [f"{length:,}"]
-        for name, times in result["seconds_per_token"].items():
-            milliseconds = 1000 * times["median"]
-            row.append(f"{milliseconds:,.3f}")
-            lengths, values = curves.setdefault(SCHEMES[name], ([], []))
-            lengths.append(length)
-            values.append(milliseconds)
-        for ratio in result["ratios"].values():
+        row = [f"{result['attention_len']:,}"]
+        for times in result["seconds_per_token"].values():
+            row.append(f"{1000 * times['median']:,.3f}")
+        for name in ("hidden", "cached"):
+            ratio = result["ratios"][f"vanilla/{name}"]
             row.append("{median:,.0f}× ({min:,.0f}–{max:,.0f})".format(**ratio))
         rows.append(row)
-    x_label = "attention length (tokens)"
-    y_label = "milliseconds per token"
-    title = "Time per token by attention length"
-    line_figure(directory / "speed", curves, x_label, y_label, title, log_y=True)
-    machine = results["machine"]
-    device = machine["accelerator"] or machine["processor"]
     sizes = ", ".join(f"{name} {value}" for name, value in results["model"].items())
-    lines = [
+    return [
         *markdown_table(HEADER, rows).splitlines(),
         "",
         "vanilla: a forward pass over the attention length for every token, softmax of its last position only. "
@@ -280,7 +249,5 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
         "of keys and values, as long as the attention. Every query attends to exactly the attention length.",
         f"Random weights: {sizes}; the vanilla model has equal sizes and absolute positions.",
         f"Medians of {results['rounds']} rounds, ratios within a round; {results['seconds']:,.0f} s in all. "
-        f"{device}, threads: {machine['threads']}, torch {machine['torch']}.",
+        "{device}, threads: {threads}, torch {torch}.".format(**results["machine"]),
     ]
-    write_text(directory / "speed.md", "\n".join(lines) + "\n")
-    return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, fields, replace
@@ -209,7 +208,13 @@ def _record_of(contents: Any) -> dict[str, Any]:
         UserError: it is not the module's checkpoint, or one from an older version.
     """
     needed = {"txl_lightning", "state_dict", "global_step"}
-    if not isinstance(contents, dict) or not needed <= contents.keys():
+    if (
+        not isinstance(
+            contents,
+            dict,
+        )
+        or not needed <= contents.keys()
+    ):
         raise UserError("is not a checkpoint of LanguageModelModule (txl train writes them)")
     record: dict[str, Any] = contents["txl_lightning"]
     if "each" not in record["config"]["logger"]:  # an option since 0.5
@@ -304,7 +309,9 @@ def checkpoint_corpus(
         UserError: the run's corpus cannot be loaded.
     """
     if data_path is not None:
-        return _encoded_text(trained, data_path, whole)
+        text, _ = _text_options(trained, data_path)
+        with naming("data_path", data_path):
+            return load_corpus(text, trained.vocabulary, trained.marks_documents, whole)
     # The checkpoint's vocabulary needs neither the tokenizer's file nor its training, and no names for ids.
     vocabulary = None
     if trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS:
@@ -318,20 +325,11 @@ def checkpoint_corpus(
         raise UserError(f"corpus of {checkpoint}: {error}{advice}") from error
     allowed = f"was trained with another vocabulary than {corpus.name} has"
     require(corpus.vocabulary == trained.vocabulary, option, checkpoint, allowed)
-    change = (trained.corpus, corpus.checksum)
-    if trained.corpus not in (None, corpus.checksum) and change not in REPORTED:
-        REPORTED.add(change)
+    if trained.corpus not in (None, corpus.checksum):
         changed = f"{option}={checkpoint} was trained on another text than {corpus.name} has now"
         reason = "parts of its validation and test split may have been in the training text"
-        print(
-            f"{changed}: {reason}",
-            file=sys.stderr,
-            flush=True,
-        )
+        notice(f"{changed}: {reason}")
     return corpus
-
-
-REPORTED: set[tuple[str | None, str]] = set()  # checksums at training and now, in this process
 
 
 def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
@@ -339,7 +337,13 @@ def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
 
     Such a text is read whole, a training's text by its splits.
     """
-    if data_path is None or (isinstance(data_path, Mapping) and "path" not in data_path):
+    if data_path is None or (
+        isinstance(
+            data_path,
+            Mapping,
+        )
+        and "path" not in data_path
+    ):
         return False
     is_own = [_text_options(trained, data_path)[1] for trained in models]
     return not any(is_own)
@@ -352,41 +356,12 @@ def _text_options(trained: TrainedModel, data_path: Any) -> tuple[FileData, bool
     """
     run = trained.config.data
     text = file_data(run, data_path, trained.vocabulary.level)
-    choices = [text]
-    if text.dtype is None and text.column is None:
-        dtype = getattr(run, "dtype", None)
-        choices.append(
-            replace(
-                text,
-                dtype=dtype,
-                column=getattr(run, "column", None),
-            )
-        )
-    for choice in choices:
+    dtype = text.dtype or getattr(run, "dtype", None)
+    column = text.column or getattr(run, "column", None)
+    for choice in (text, replace(text, dtype=dtype, column=column)):
         # Errors and notices come when the text is loaded.
         with suppress(UserError), redirect_stderr(io.StringIO()):
             if corpus_source(choice)[1] == trained.corpus:
                 return choice, True
     notice.cache_clear()
     return text, False
-
-
-def _encoded_text(trained: TrainedModel, data_path: Any, whole: bool) -> Corpus:
-    data, _ = _text_options(trained, data_path)
-    try:
-        return load_corpus(data, trained.vocabulary, trained.marks_documents, whole)
-    except OptionError as error:
-        option = error.option
-        allowed = error.allowed
-        if option == "data.path":
-            option = "data_path"
-        elif option in ("data.dtype", "data.column"):
-            allowed += ": data_path='{path: …, dtype: …, column: …}'"
-        raise OptionError(option, error.value, allowed) from error
-    except UserError as error:
-        name = Path(str(data_path)).name
-        raise OptionError(
-            "data_path",
-            data_path,
-            str(error).removeprefix(f"{name}: "),
-        ) from error

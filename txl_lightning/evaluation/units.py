@@ -20,13 +20,11 @@ class Unit(NamedTuple):
         name: name in words.
         words: a value in words, `{}` for its number.
         digits: digits after the point.
-        tolerance: half the last digit in Table 6.
     """
 
     name: str
     words: str
     digits: int
-    tolerance: float = 0.0005
 
     def number(self, value: float) -> str:
         """Return a value with its digits; a very large one with three."""
@@ -37,7 +35,7 @@ class Unit(NamedTuple):
 
 UNITS = {  # in the order in which they are shown
     "bpc": Unit("bits per character", "{} bits per character", 4),
-    "ppl": Unit("perplexity", "perplexity {}", 2, tolerance=0.005),
+    "ppl": Unit("perplexity", "perplexity {}", 2),
     "bpt": Unit("bits per token", "{} bits per token", 4),
     "bpb": Unit("bits per byte", "{} bits per byte", 4),
 }
@@ -100,7 +98,14 @@ def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
         prefix: before their names, such as `val/`.
     """
     units = [unit for unit in UNITS if f"{prefix}{unit}" in values]
-    if units == ["bpc", "bpb"] and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]:
+    if (
+        units
+        == [
+            "bpc",
+            "bpb",
+        ]
+        and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]
+    ):
         return ["bpc"]
     return units
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import wandb
-from pydantic import ValidationError  # W&B's settings
 from wandb.sdk.lib.runid import generate_id
 
 from txl_lightning.config.schemas import LoggerConfig
@@ -47,7 +46,7 @@ def start_run(
             would keep only the last one among offline runs with the same id.
 
     Raises:
-        OptionError: W&B refuses the run (online without a key, no server, a wrong name), or one of its variables.
+        OptionError: W&B refuses the run (online without a key, no server, a wrong name).
     """
     given = os.environ.get("WANDB_RUN_ID")
     if given:
@@ -58,9 +57,6 @@ def start_run(
                 f"WANDB_RUN_ID={given} is of another run or session: this one gets an id of its own"
             )
             run_id = generate_id()
-    unused = os.environ.get("WANDB_DIR")
-    if unused:
-        notice(f"WANDB_DIR={unused} has no effect: the files of W&B are in {directory}/wandb")
     settings: dict[str, Any] = {}
     for setting, value in DEFAULT_SETTINGS.items():
         if not os.environ.get(f"WANDB_{setting.upper()}"):
@@ -87,11 +83,6 @@ def start_run(
         option = "project" if "project name" in str(error) else "mode"
         allowed = f"Weights & Biases says: {first_line(error)}"
         raise OptionError(f"logger.{option}", getattr(logger, option), allowed) from error
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        variable = f"WANDB_{wrong['loc'][0]}".upper()
-        allowed = f"Weights & Biases says: {wrong['msg']}"
-        raise OptionError(variable, os.environ.get(variable, ""), allowed) from error
 
 
 def log_file(run: wandb.Run, panel: str, path: Path) -> None:

@@ -117,7 +117,8 @@ def convert(tmp_path: Path) -> Convert:
 def test_a_snapshot_scores_as_its_model_does(convert, tmp_path, weights, words):
     folder = write_snapshot(tmp_path / "hub", weights, words)
     corpus = "data.level=word"
-    checkpoint = convert(folder, "huggingface", "wt103.ckpt", "txl", corpus)
+    vocabulary = f"vocabulary={folder / 'vocab.json'}"
+    checkpoint = convert(folder, "huggingface", "wt103.ckpt", "txl", corpus, vocabulary)
     trained = load_trained(checkpoint)
     model = published_model()
     text = tmp_path / "text.txt"
@@ -155,11 +156,8 @@ def test_unusable_vocabularies_are_named(convert, tmp_path):
     ):
         vocabulary.write_text(content)
         with pytest.raises(
-            OptionError, match=r"vocabulary=.*vocab.json: must be a dictionary from symbols"
+            OptionError, match=r"vocabulary=.*vocab.json: (must be a dictionary|cannot be used)"
         ):
-            convert(folder, "huggingface", "x.ckpt", "txl", corpus)
-    vocabulary.rename(folder / "vocab.pkl")
-    with pytest.raises(
-        OptionError, match=r"vocabulary=None: must be given, or corpus: no vocab.json"
-    ):
+            convert(folder, "huggingface", "x.ckpt", "txl", corpus, f"vocabulary={vocabulary}")
+    with pytest.raises(OptionError, match=r"vocabulary=None: must be a file .*, or corpus"):
         convert(folder, "huggingface", "x.ckpt", "txl", corpus)
