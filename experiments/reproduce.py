@@ -37,7 +37,7 @@ from experiments.tables import (
 from txl_lightning.application import one_line
 from txl_lightning.errors import UserError
 from txl_lightning.files import locked
-from txl_lightning.launcher import shared_precision
+from txl_lightning.multirun import shared_precision
 from txl_lightning.training.checks import check_config
 
 SECTIONS: dict[str, ModuleType] = {

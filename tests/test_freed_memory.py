@@ -8,7 +8,7 @@ import pytest
 
 PAGE_FAULTS = """
 import resource, sys, torch
-from txl_lightning.distributed.ranks import keep_freed_memory
+from txl_lightning.ranks import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 for _ in range(20):

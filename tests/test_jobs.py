@@ -29,16 +29,18 @@ class Call:
 class Record:
     """Starts calls and keeps how they ended and when they ran."""
 
-    ends: dict[str, Process] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
     started: dict[str, float] = field(default_factory=dict)
 
     def start(self, job: Call) -> Process:
         self.started[job.name] = time.monotonic()
-        return Process(["sh", "-c", job.line], {})
+        return Process(["sh", "-c", job.line], {}, start_new_session=True)
 
     def end(self, job: Call, process: Process) -> str | None:
-        self.ends[job.name] = process
-        return problem(process.status) if process.status else None
+        self.ended[job.name] = time.monotonic()
+        self.statuses[job.name] = process.returncode
+        return problem(process.returncode) if process.returncode else None
 
 
 def run(*calls: Call, record: Record, at_once: int = 1) -> Jobs:
@@ -79,10 +81,10 @@ def test_jobs_run_side_by_side_and_alone_at_the_end() -> None:
     calls = [Call("time", "sleep 0.2", alone=True)]
     calls.extend(Call(name, "sleep 0.4") for name in "abc")
     run(*calls, record=record, at_once=2)
-    ends = {name: record.started[name] + record.ends[name].seconds for name in "abc"}
+    ends = record.ended
     assert record.started["b"] < ends["a"]
     assert record.started["c"] >= min(ends["a"], ends["b"])
-    assert record.started["time"] >= max(ends.values())
+    assert record.started["time"] >= max(ends[name] for name in "abc")
 
 
 def test_processes_that_a_job_leaves_behind_end_with_it(tmp_path: Path) -> None:
@@ -112,6 +114,6 @@ def test_a_signal_ends_a_job_with_its_children(
     with pytest.raises(KeyboardInterrupt) as stopped:
         engine.run()
     assert stopped.value.args == (signal.SIGUSR1,)
-    assert record.ends["late"].status == status
+    assert record.statuses == {"late": status}
     assert [job.name for job in engine.waiting] == ["later"]
     assert (engine.failed, engine.signals) == ({}, [signal.SIGUSR1])

@@ -11,7 +11,6 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 import psutil
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from tests import wandb_files
@@ -21,7 +20,6 @@ from tests.small_multirun import results, words, written
 from txl_lightning.application import composition, register
 from txl_lightning.commands import COMMANDS
 from txl_lightning.files import locked
-from txl_lightning.jobs import quoted
 from txl_lightning.launcher import run_in_process
 
 
@@ -123,19 +121,26 @@ def test_finished_jobs_are_skipped_and_stopped_ones_resume(
 
 
 @pytest.mark.slow
-def test_jobs_are_found_by_their_options_and_new_ones_get_a_folder(tmp_path: Path) -> None:
+def test_a_folder_with_other_options_is_refused_and_equal_jobs_run_once(tmp_path: Path) -> None:
     success(*words(tmp_path, "hydra/launcher=basic", "seed=1,2"), directory=tmp_path)
     before = written(tmp_path)
-    assert run_txl(*words(tmp_path, "seed=3,1,2,-1")).status == 1
+    refused = run_txl(*words(tmp_path, "seed=3,1"))
+    assert refused.status == 2
+    assert f"{tmp_path}/sweep/0 holds a job with other options: choose another" in refused.err
+    assert run_txl(*words(tmp_path, "seed=2,1,3,3,-1")).status == 1
     after = written(tmp_path)
     assert after.keys() == {"0", "1", "2"}
     assert after.items() >= before.items()
     jobs = {job["job"]: job for job in results(tmp_path)["jobs"]}
-    seeds = {number: job["overrides"]["seed"] for number, job in jobs.items()}
-    assert seeds == {"0": "1", "1": "2", "2": "3", "3": "-1"}
+    assert {number: job["seed"] for number, job in jobs.items()} == {
+        "0": "1",
+        "1": "2",
+        "2": "3",
+        "4": "-1",
+    }
     assert jobs["2"]["state"] == "finished"
-    assert jobs["3"]["state"] == "failed"
-    assert jobs["3"]["error"] == "seed=-1: must be an integer >= 0 and below 2^32"
+    assert jobs["4"]["state"] == "failed"
+    assert jobs["4"]["error"] == "seed=-1: must be an integer >= 0 and below 2^32"
 
 
 @pytest.mark.slow
@@ -161,7 +166,7 @@ def test_a_job_knows_its_number_and_its_folder_may_be_nested(tmp_path: Path) -> 
         "hydra.sweep.subdir='a ${hydra:job.num}/b'",
     )
     success(*words(tmp_path, *arguments), directory=tmp_path)
-    found = {job["job"]: job["overrides"]["seed"] for job in results(tmp_path)["jobs"]}
+    found = {job["job"]: job["seed"] for job in results(tmp_path)["jobs"]}
     assert found == {"a 0/b": "0", "a 1/b": "1"}
 
 
@@ -175,6 +180,7 @@ def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(
         "runtime": {"output_dir": f"{tmp_path}/0"},
         "sweep": {"dir": str(tmp_path)},
         "overrides": {"task": []},
+        "sweeper": {"_target_": "BasicSweeper"},
     }
     monkeypatch.setenv("SLURM_PROCID", "1")
     folders: list[Path] = []
@@ -186,9 +192,3 @@ def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(
             lambda config, folder: folders.append(folder),
         )
     assert folders == [tmp_path / "0"]
-
-
-@pytest.mark.parametrize("path", ["a b", "it's", "${x}", "a,b", "back\\", "a=(1)", "ü"])
-def test_a_path_is_quoted_for_hydra(path: str) -> None:
-    (override,) = OverridesParser.create().parse_overrides([f"hydra.run.dir={quoted(path)}"])
-    assert str(OmegaConf.create({"path": override.value()}).path) == path

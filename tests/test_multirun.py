@@ -16,8 +16,7 @@ from tests.training.small_run import TEXT, TINY
 from txl_lightning.application import register
 from txl_lightning.config.schemas import CONF
 from txl_lightning.evaluation import hardware
-from txl_lightning.job_folder import JobFolder
-from txl_lightning.multirun import comparable_loss, write_results
+from txl_lightning.multirun import JobFolder, job_folders, ordering, write_results
 
 
 def finished(root: Path, number: int, overrides: dict[str, Any], metrics: dict[str, Any]) -> None:
@@ -52,9 +51,10 @@ def test_jobs_are_ordered_by_loss_and_have_the_overrides_that_differ(tmp_path: P
     assert found["seeds"] == []
     assert found["jobs"][0] == {
         "job": "1",
-        "overrides": {"optimizer.lr": "0.2"},
+        "optimizer.lr": "0.2",
+        "val/nll": 1.0,
+        "val/ppl": 1.0,
         "state": "finished",
-        "metrics": {"val/nll": 1.0, "val/ppl": 1.0},
     }
 
 
@@ -63,7 +63,7 @@ def test_jobs_of_different_texts_have_no_order(tmp_path: Path) -> None:
         metrics = {"val/nll": 2.0, "val/bpb": 2.9, "corpus": {"name": text}}
         finished(tmp_path, number, {"data": text}, metrics)
     assert "The jobs read different texts" in "\n".join(lines(tmp_path))
-    assert comparable_loss(tmp_path) is None
+    assert ordering(job_folders(tmp_path)) is None
 
 
 def test_jobs_that_differ_in_the_seed_alone_have_a_mean_and_a_spread(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_jobs_that_differ_in_the_seed_alone_have_a_mean_and_a_spread(tmp_path: P
             finished(tmp_path, number, overrides, {"val/nll": nll, "val/bpb": nll})
             number += 1
     assert lines(tmp_path)[-4:] == [
-        "| optimizer.lr | seeds | val bpb |",
+        "| optimizer.lr | val bpb | seeds |",
         "| ---: | ---: | ---: |",
-        "| 0.1 | 2 | 2.0000 ± 1.4142 |",
-        "| 0.2 | 2 | 4.0000 ± 0.0000 |",
+        "| 0.1 | 2.0000 ± 1.4142 | 2 |",
+        "| 0.2 | 4.0000 ± 0.0000 | 2 |",
     ]
     found = json.loads((tmp_path / "multirun.json").read_text())
     assert found["seeds"][0]["val/nll"] == "2.0000 ± 1.4142"
@@ -103,12 +103,12 @@ def test_failed_and_stopped_jobs_are_in_the_table(tmp_path: Path) -> None:
 def test_a_search_minimizes_bits_per_byte_or_the_loss_of_equal_tokens(tmp_path: Path) -> None:
     finished(tmp_path, 0, {"data.level": "word"}, {"val/nll": 4.0})
     finished(tmp_path, 1, {"data.level": "word", "seed": 2}, {"val/nll": 5.0})
-    assert comparable_loss(tmp_path) == "val/nll"
+    assert ordering(job_folders(tmp_path)) == "val/nll"
     finished(tmp_path, 2, {"data.level": "byte"}, {"val/nll": 2.0, "val/bpb": 2.9})
-    assert comparable_loss(tmp_path) is None
+    assert ordering(job_folders(tmp_path)) is None
     for number in (0, 1):
         (tmp_path / str(number) / "metrics.json").write_text('{"val/nll": 4.0, "val/bpb": 1.0}')
-    assert comparable_loss(tmp_path) == "val/bpb"
+    assert ordering(job_folders(tmp_path)) == "val/bpb"
 
 
 def multirun(directory: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -126,11 +126,11 @@ def test_optuna_chooses_the_fewest_bits_per_byte(tmp_path: Path) -> None:
     """Of 258 tokens each is easier to predict, of 330 each has more bytes."""
     sizes = ("data.level=bpe", "data.vocab_size=choice(258,330)", "trainer.max_steps=30")
     first, second = multirun(tmp_path, *GRID, *sizes)
-    assert first["overrides"] == {"data.vocab_size": "330"}
-    assert first["metrics"]["val/bpb"] < second["metrics"]["val/bpb"]
+    assert first["data.vocab_size"] == "330"
+    assert first["val/bpb"] < second["val/bpb"]
     best = OmegaConf.load(tmp_path / "sweep/optimization_results.yaml")
     assert str(best.best_params["data.vocab_size"]) == "330"
-    assert best.best_value == first["metrics"]["val/bpb"]
+    assert best.best_value == first["val/bpb"]
 
 
 @pytest.mark.slow

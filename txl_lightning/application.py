@@ -48,9 +48,8 @@ from txl_lightning.config.schemas import (
 from txl_lightning.errors import Stopped, UserError, is_first_rank, require
 from txl_lightning.files import locked, write_text
 from txl_lightning.help import explained, option_meanings
-from txl_lightning.job_folder import JobFolder
 from txl_lightning.launcher import CALL, prepare_wandb, run_in_process
-from txl_lightning.multirun import check_search, write_results
+from txl_lightning.multirun import JobFolder, check_search, write_results
 from txl_lightning.registry import CHOICES, load_guests
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
@@ -212,7 +211,7 @@ class Task:
             if options.extras.print_config and is_first_rank():
                 print(text, end="", flush=True)
         # imports torch, as all commands do
-        from txl_lightning.distributed.ranks import keep_freed_memory
+        from txl_lightning.ranks import keep_freed_memory
 
         keep_freed_memory()
         lines = self.command.run(options, directory)

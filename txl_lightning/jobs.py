@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from txl_lightning.errors import UserError
 
@@ -28,29 +28,25 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 LOG = "log.txt"  # output of a job that does not write to the terminal
 
 
-class Process:
-    """A command in a separate session: terminal signals do not reach it, and its children end with it.
+class Process(subprocess.Popen[bytes]):
+    """A command that ends with this process, also if this one is killed (Linux).
 
     Args:
         words: the command.
         variables: environment variables in addition to this process's.
-        output: open file of its output; None for the output of this process.
-        is_leader: whether it has a session of its own, or belongs to the group of this process.
-        last_signal: signal that the kernel sends when this process is gone (Linux).
+        last_signal: signal that the kernel sends when this process is gone.
+        options: of `subprocess.Popen`.
 
     Attributes:
         started: when it started, by `time.monotonic`.
-        status: exit status, negative for a signal; None while it runs, or before `poll` was called.
-        seconds: wall-clock time that an ended process took.
     """
 
     def __init__(
         self,
         words: Sequence[str],
         variables: Mapping[str, str],
-        output: BinaryIO | None = None,
-        is_leader: bool = True,
         last_signal: signal.Signals = signal.SIGTERM,
+        **options: Any,
     ) -> None:
         parent = os.getpid()
 
@@ -62,50 +58,24 @@ class Process:
 
         environment = dict(os.environ)
         environment.update(variables)
-        self._process = subprocess.Popen(
+        self.started = time.monotonic()
+        super().__init__(
             words,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=is_leader,
             preexec_fn=end_with_parent,
+            **options,
         )
-        self.is_leader = is_leader
-        self.started = time.monotonic()
-        self.status: int | None = None
-        self.seconds = 0.0
 
-    def poll(self) -> int | None:
-        """Return the exit status; None while it runs. Processes that it left behind are killed."""
-        if self.status is None:
-            self.status = self._process.poll()
-            self.seconds = time.monotonic() - self.started
-            if self.status is not None and self.is_leader:
-                self.end(signal.SIGKILL)
-        return self.status
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time since the start."""
+        return time.monotonic() - self.started
 
-    def end(self, number: int) -> None:
-        """Send a signal to a leader's whole group, else to the process."""
-        if not self.is_leader:
-            self._process.send_signal(number)
-            return
+    def kill_group(self) -> None:
+        """Kill it, if it still runs, and the processes that it started."""
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
-
-    def kill(self) -> None:
-        """End it, and wait until it has ended."""
-        self.end(signal.SIGKILL)
-        self._process.wait()
-
-    def interrupt(self) -> None:
-        """Ask the process alone to end: it saves and stops its children."""
-        self._process.terminate()
-
-
-def is_stopped(status: int) -> bool:
-    """Return whether a signal ended a process: with the signal itself, or with 128 + its number after saving."""
-    return status < 0 or status > 128
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def problem(status: int) -> str:
@@ -122,6 +92,8 @@ def start_job(
 ) -> Process:
     """Start `txl WORDS hydra.run.dir=FOLDER` as a separate process.
 
+    It leads a session: terminal signals do not reach it, and its children can be ended with it.
+
     Args:
         words: command and overrides; for a training that may have begun before with `resume=auto`.
         folder: where the job writes; it exists.
@@ -131,16 +103,14 @@ def start_job(
     where = f"hydra.run.dir={quoted(str(folder.resolve()))}"
     command = [sys.executable, "-m", "txl_lightning.cli", *words, where]
     if not has_log:
-        return Process(command, variables)
+        return Process(command, variables, start_new_session=True)
     with (folder / LOG).open("ab") as log:
-        return Process(command, variables, log)
+        return Process(command, variables, start_new_session=True, stdout=log, stderr=log)
 
 
 def quoted(text: str) -> str:
     """Return a text quoted and escaped for Hydra's grammar."""
     escaped = text.replace("${", r"\${").replace("'", r"\'")
-    if escaped.endswith("\\"):
-        escaped += "\\"
     return f"'{escaped}'"
 
 
@@ -223,35 +193,30 @@ class Jobs:
                     self._start_ready()
                     self._collect()
                 for _, process in self.running:
-                    process.interrupt()
+                    process.terminate()  # it saves, and stops its children
                 deadline = time.monotonic() + GRACE_SECONDS
-                while self.running:
-                    if time.monotonic() > deadline or len(self.signals) > 1:
-                        self._kill()
+                while self.running and len(self.signals) == 1 and time.monotonic() < deadline:
                     self._collect()
             finally:
-                self._kill()
+                for _, process in self.running:
+                    process.kill_group()
+            while self.running:
+                self._collect()
         if self.signals:
             raise KeyboardInterrupt(self.signals[0])
 
-    def _kill(self) -> None:
-        for _, process in self.running:
-            process.end(signal.SIGKILL)
-
     def _start_ready(self) -> None:
         for job in list(self.waiting):
-            n_running = len(self.running)
-            is_alone = any(running.alone for running, _ in self.running)
-            if is_alone or n_running == self.at_once or (job.alone and n_running):
+            n_allowed = 1 if job.alone else self.at_once
+            if len(self.running) >= n_allowed:
                 return
             if not self.done.union(self.failed).issuperset(job.needs):
                 continue
             self.waiting.remove(job)
-            if not self.done.issuperset(job.needs):
-                needs = ", ".join(job.needs)
-                self.failed[job.name] = f"{job.name} was not run: it needs {needs}"
-                continue
             try:
+                if not self.done.issuperset(job.needs):
+                    needs = ", ".join(job.needs)
+                    raise UserError(f"{job.name} was not run: it needs {needs}")
                 self.running.append((job, self.start(job)))
             except (OSError, UserError) as error:  # the other jobs can still run
                 self.failed[job.name] = str(error)
@@ -261,6 +226,7 @@ class Jobs:
         for job, process in list(self.running):
             if process.poll() is None:
                 continue
+            process.kill_group()  # what it left behind
             self.running.remove((job, process))
             self.seconds[job.name] = process.seconds
             error = self.end(job, process)

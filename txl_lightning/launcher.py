@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,22 +23,20 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from txl_lightning.commands import Command
-from txl_lightning.config.schemas import typed
 from txl_lightning.errors import COUNT, UserError, at_most, check, cores, is_first_rank, notice
-from txl_lightning.files import locked, write_json
-from txl_lightning.job_folder import (
+from txl_lightning.files import locked
+from txl_lightning.jobs import LOG, Jobs, Process, problem, start_job
+from txl_lightning.multirun import (
     JobFolder,
     choose_folder,
     identity,
-    job_folders,
-    options_of_text,
-    read_json,
+    loss_of_job,
+    refuse_another_text,
+    shared_precision,
+    write_results,
 )
-from txl_lightning.jobs import LOG, Jobs, Process, problem, start_job
-from txl_lightning.multirun import NO_ORDER, comparable_loss, write_results
 
 log = logging.getLogger(__name__)
-PRECISION_FILE = "precision.json"
 MAX_GROUP_LENGTH = 128  # of W&B
 
 
@@ -67,14 +65,13 @@ class MultirunJob:
     """One job in a multirun.
 
     Attributes:
-        name: its number.
-        overrides: this job's overrides only.
+        name: its folder: equal jobs share one.
+        title: its number and overrides.
         words: the plain command after `txl`.
-        folder: where it writes.
     """
 
     name: str
-    overrides: list[str]
+    title: str
     words: list[str]
     folder: JobFolder
     needs: tuple[str, ...] = ()
@@ -98,10 +95,11 @@ class ProcessLauncher(Launcher):
             UserError: an option is not usable.
         """
         check("hydra.launcher.max_parallel", self.max_parallel, COUNT, at_most("threads"))
-        self.hydra_context = hydra_context
+        self.loader = hydra_context.config_loader
         self.command: Command = task_function.command
         self.config = config
         self.root = Path(str(config.hydra.sweep.dir))
+        self.is_search = is_search(config.hydra)
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -110,32 +108,46 @@ class ProcessLauncher(Launcher):
 
         Raises:
             KeyboardInterrupt: a signal ended the multirun and all of its jobs.
-            UserError: the folder holds jobs of another text.
+            UserError: a folder holds another job, or a job of another text.
         """
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        jobs: list[MultirunJob] = []
-        to_run: list[MultirunJob] = []
+        jobs = []
+        to_run = {}
         for number, overrides in enumerate(job_overrides, initial_job_idx):
-            taken = {job.folder.path for job in jobs}
-            job = self._prepare(number, list(overrides), taken)
+            job = self._prepare(number, list(overrides))
             jobs.append(job)
             if self.command.resume and job.folder.result:
-                log.info(f"#{job.name} has finished before: {job.folder.path}")
+                log.info(f"{job.title} has finished before: {job.name}")
             else:
-                to_run.append(job)
+                to_run[job.name] = job
         n_jobs = f"{len(to_run)} of {len(jobs)} jobs to run in {self.root}"
         log.info(f"{n_jobs}, {self.max_parallel} at once")
-        runner = Jobs(to_run, self._start, self._end, self.max_parallel)
+        runner = Jobs(list(to_run.values()), self._start, self._end, self.max_parallel)
         runner.run()
-        return [self._return(job, runner.failed.get(job.name)) for job in jobs]
+        results = []
+        for job, overrides in zip(jobs, job_overrides, strict=True):
+            value: Any = None
+            status = JobStatus.COMPLETED
+            try:
+                if job.name in runner.failed:
+                    raise UserError(runner.failed[job.name])
+                if self.command.resume:
+                    value = loss_of_job(self.root, job.folder, self.is_search)
+            except UserError as error:
+                CALL.failures.append(f"{job.title}: {error}")
+                status = JobStatus.FAILED
+                value = error
+            results.append(JobReturn(overrides=overrides, status=status, _return_value=value))
+        return results
 
-    def _prepare(self, number: int, overrides: list[str], taken: set[Path]) -> MultirunJob:
+    def _prepare(self, number: int, overrides: list[str]) -> MultirunJob:
         """Compose a job's config as Hydra's launchers do, and choose its folder."""
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+        config = self.loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
-        HydraConfig.instance().set_config(config)  # hydra.sweep.subdir may refer to it
-        folder = JobFolder(self.root / str(config.hydra.sweep.subdir))
+            HydraConfig.instance().set_config(config)  # hydra.sweep.subdir may refer to it
+            folder = JobFolder(self.root / str(config.hydra.sweep.subdir))
+            del config["hydra"]
         words = [self.command.name]
         for source in self.config.hydra.runtime.config_sources:
             if source.provider == "command-line":
@@ -144,143 +156,60 @@ class ProcessLauncher(Launcher):
         words += ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.job.id={number}"]
         own = list(filter_overrides(overrides))
         if self.command.resume:
-            folder = folder_of_job(self.root, folder.path, config, own, taken)
+            folder = folder_of_job(self.root, folder.path, config, own, self.is_search)
             words += [self.command.resume, f"trainer.precision={config.trainer.precision}"]
         folder.path.mkdir(parents=True, exist_ok=True)
-        return MultirunJob(str(number), own, words, folder)
+        return MultirunJob(str(folder.path), f"job {number} ({' '.join(own)})", words, folder)
 
     def _start(self, job: MultirunJob) -> Process:
-        folder = job.folder.path
-        overrides = " ".join(job.overrides)
-        log.info(f"#{job.name} starts: {overrides} ({folder})")
-        with locked(folder, wait=True):  # the job of a killed multirun ends within seconds
+        log.info(f"{job.title} starts in {job.name}")
+        with locked(job.folder.path, wait=True):  # the job of a killed multirun ends in seconds
             variables = {"HYDRA_FULL_ERROR": "0"}  # this process has set it to 1
         if self.max_parallel > 1:
             available = int(os.environ.get("OMP_NUM_THREADS") or cores())
             variables["OMP_NUM_THREADS"] = str(max(1, available // self.max_parallel))
-        return start_job(job.words, folder, variables, has_log=self.max_parallel > 1)
+        return start_job(job.words, job.folder.path, variables, has_log=self.max_parallel > 1)
 
     def _end(self, job: MultirunJob, process: Process) -> str | None:
-        """Record how a job ended and write the table; return the error if it failed."""
-        error = None
-        if process.status:
-            error = job.folder.record.get("error")
-            if error is None:
-                error = problem(process.status)
-                if self.max_parallel > 1:
-                    error += f": see {job.folder.path / LOG}"
-        write_results(self.root)
-        log.info(f"#{job.name} ended after {process.seconds:.0f} s")
-        return error
-
-    def _return(self, job: MultirunJob, error: str | None) -> JobReturn:
-        """Return what a sweeper reads: a job's loss, or its error."""
-        value: Any = None
-        if error is None and self.command.resume:
-            try:
-                value = loss_of_job(self.root, job.folder, self.config.hydra.sweeper)
-            except UserError as incomparable:
-                error = str(incomparable)
-        status = JobStatus.COMPLETED
-        if error is not None:
-            overrides = " ".join(job.overrides)
-            CALL.failures.append(f"job {job.name} ({overrides}): {error}")
-            status = JobStatus.FAILED
-            value = UserError(error)
-        return JobReturn(overrides=job.overrides, status=status, _return_value=value)
+        """Write the table; return the job's error if it failed."""
+        with suppress(OSError):  # a full disk must not end the other jobs
+            write_results(self.root)
+        log.info(f"{job.title} ended after {process.seconds:.0f} s")
+        if not process.returncode:
+            return None
+        error = problem(process.returncode)
+        if self.max_parallel > 1:
+            error += f": see {job.folder.path / LOG}"
+        return job.folder.record.get("error", error)
 
 
-def loss_of_job(root: Path, folder: JobFolder, sweeper: DictConfig) -> float | None:
-    """Return the loss that a search minimizes; None for a grid whose losses have no order.
+def is_search(settings: Any) -> bool:
+    """Return whether a sweeper that reads losses chooses the jobs.
 
-    Raises:
-        UserError: a search would minimize losses that cannot be compared.
+    Args:
+        settings: Hydra's node `hydra`.
     """
-    name = comparable_loss(root)
-    if name is not None:
-        return float(folder.result[name])
-    if sweeper._target_.endswith(".BasicSweeper"):
-        return None
-    raise UserError(NO_ORDER)
+    return not settings.sweeper._target_.endswith("BasicSweeper")
 
 
 def folder_of_job(
-    root: Path, wanted: Path, config: DictConfig, overrides: list[str], taken: set[Path]
+    root: Path, wanted: Path, config: DictConfig, overrides: list[str], is_search: bool
 ) -> JobFolder:
     """Choose the folder of a training in a multirun and record the job in it.
 
     Replaces `trainer.precision=auto` in the config by the choice that all jobs share.
 
     Raises:
-        UserError: the folder of the multirun holds jobs of another text.
+        UserError: the folder holds another job, or the multirun's folder jobs of another text.
     """
-    task = without_hydra(config)
-    precision = shared_precision(root, task)
-    config.trainer.precision = task.trainer.precision = precision
-    options = identity(OmegaConf.to_container(task, resolve=True))  # type: ignore[arg-type]
-    refuse_another_text(root, task, options)
-    folder = JobFolder(choose_folder(root, wanted, options, taken))
+    config.trainer.precision = shared_precision(root, config)
+    options = identity(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    refuse_another_text(root, config, options)
+    folder = choose_folder(root, wanted, options, is_search)
     if is_first_rank():  # SLURM starts the task for each rank of a job
         overrides = folder.record.get("overrides", overrides)
         folder.write(overrides=overrides, options=options)
     return folder
-
-
-def without_hydra(config: DictConfig) -> DictConfig:
-    """Return a copy of a job's config without Hydra's settings."""
-    task = config.copy()
-    with open_dict(task):
-        task.pop("hydra", None)
-    return task
-
-
-def shared_precision(root: Path, config: DictConfig) -> str:
-    """Return the precision of a job; for `trainer.precision=auto` one choice for all jobs.
-
-    The choice is measured and might change, so the first one is kept in `precision.json`.
-
-    Args:
-        root: folder of the multirun.
-        config: of a job.
-    """
-    if config.trainer.precision != "auto":
-        return str(config.trainer.precision)
-    known = read_json(root / PRECISION_FILE)
-    if not known:
-        from txl_lightning.evaluation.hardware import (  # imports torch
-            resolve_accelerator,
-            resolve_precision,
-        )
-
-        resolved = resolve_precision(resolve_accelerator(typed(config)))
-        known = {"trainer.precision": resolved.trainer.precision}
-        root.mkdir(parents=True, exist_ok=True)
-        write_json(root / PRECISION_FILE, known)
-    return str(known["trainer.precision"])
-
-
-def refuse_another_text(root: Path, config: DictConfig, options: dict[str, Any]) -> None:
-    """Refuse a job whose text has changed since jobs ended in the folder of its multirun.
-
-    Args:
-        root: folder of the multirun.
-        config: config of the job.
-        options: its identity.
-
-    Raises:
-        UserError: a table would have losses of two texts, or the text cannot be read.
-    """
-    for job in job_folders(root):
-        corpus = job.result.get("corpus")
-        if corpus is None or options_of_text(job.options) != options_of_text(options):
-            continue
-        from txl_lightning.data.corpus import corpus_source  # imports numpy
-
-        _, now = corpus_source(typed(config.data))
-        if corpus["sha256"] != now:
-            other = f"{job.path} used another text than data={config.data.name} has now"
-            raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")
-        return  # the other jobs were compared with this one
 
 
 def run_in_process(
@@ -302,7 +231,8 @@ def run_in_process(
         run(config, wanted)
         return None
     root = Path(str(settings.sweep.dir))
-    folder = folder_of_job(root, wanted, config, list(settings.overrides.task), set())
+    words = list(settings.overrides.task)
+    folder = folder_of_job(root, wanted, config, words, is_search(settings))
     with ExitStack() as lock:
         if is_first_rank():
             lock.enter_context(locked(folder.path, wait=True))
@@ -316,7 +246,7 @@ def run_in_process(
                 raise
     if not is_first_rank():  # which may not have written its result yet
         return None
-    return loss_of_job(root, folder, settings.sweeper)
+    return loss_of_job(root, folder, is_search(settings))
 
 
 def prepare_wandb(root: Path) -> None:
@@ -326,5 +256,5 @@ def prepare_wandb(root: Path) -> None:
         notice(
             f"WANDB_RUN_ID={given} is one id, and a multirun has several runs: each gets its own"
         )
-    group = str(root).strip("/").replace("/", "-")
+    group = str(root).replace("/", "-")
     os.environ.setdefault("WANDB_RUN_GROUP", group[-MAX_GROUP_LENGTH:])

@@ -18,8 +18,8 @@ from txl_lightning.application import composition, register
 from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import Config, plain, typed
 from txl_lightning.evaluation.units import loss_unit
-from txl_lightning.job_folder import checksum, identity
 from txl_lightning.jobs import quoted
+from txl_lightning.multirun import checksum, identity
 from txl_lightning.reporting import gpus, processor
 
 RUNS = "@runs"  # stands for the folder that holds all runs: it may be moved

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,8 @@ from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError, cores
 from txl_lightning.files import locked
-from txl_lightning.job_folder import JobFolder
 from txl_lightning.jobs import LOG, Jobs, Process, problem, start_job
+from txl_lightning.multirun import JobFolder
 from txl_lightning.reporting import markdown_table
 
 MAX_DEFAULT_PARALLEL = 8
@@ -109,7 +110,7 @@ class Plan:
         folder = self.folder(job)
         with locked(folder.path, wait=True):  # after a kill, an orphaned job ends in moments
             if not self._is_same(job) or folder.record.get("done"):
-                folder.clear()
+                shutil.rmtree(folder.path)
             self._write_record(job, 0.0, done=False)
         words = [job.command, *job.overrides_in(self.setup.runs), *self._options(job)]
         return start_job(words, folder.path, {}, has_log=True)
@@ -134,9 +135,9 @@ class Plan:
 
     def _end(self, job: Job, process: Process) -> str | None:
         """Record that a job ended, and return its error."""
-        status = process.status or 0
+        status = process.returncode
         self._write_record(job, process.seconds, done=status == 0)
-        if status == 0:
+        if not status:
             return None
         log = self.folder(job).path / LOG
         lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]

@@ -14,7 +14,7 @@ from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan
 from experiments.sections import Section
 from txl_lightning.errors import cores
-from txl_lightning.job_folder import checksum, read_json
+from txl_lightning.multirun import checksum, read_json
 from txl_lightning.reporting import gpus, processor
 from txl_lightning.reporting.code import commit
 

@@ -14,10 +14,10 @@ from tests.devices.arms import ARMS, B, T, make, tokens
 from tests.training.small_run import tiny_config
 from txl_lightning import CachedTransformerXL
 from txl_lightning.data.streams import Streams
-from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.evaluation.losses import stream_losses
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.generation import generate
+from txl_lightning.ranks import Ranks
 from txl_lightning.recl.windows import window_losses, window_reader
 from txl_lightning.training.callbacks import StopSignals
 from txl_lightning.training.run import build, fit, quiet_libraries, train

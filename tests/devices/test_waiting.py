@@ -10,8 +10,8 @@ import pytest
 
 from tests.host_reads import HostReads
 from tests.training.small_run import poison, tiny_config
-from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
+from txl_lightning.ranks import Ranks
 from txl_lightning.training.callbacks import StopSignals
 from txl_lightning.training.run import build, fit, quiet_libraries, train
 

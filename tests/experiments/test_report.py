@@ -14,7 +14,6 @@ from experiments.engine.profiles import PROFILES
 from experiments.report import readme
 from experiments.report.pages import introduction, render, table_of, write_report
 from experiments.report.results import Effort, effort_before
-from experiments.sections import cell_text, decimal, interval, unit_words
 from txl_lightning.files import write_json
 
 HOSTILE = "<script>alert('x')</script> | *a* `b` [c](d) & \\"
@@ -101,19 +100,6 @@ def test_an_unfinished_report_says_how_to_continue(tmp_path: Path) -> None:
     assert "make reproduce has run for 51 min" in page
 
 
-def test_the_introduction_says_losses_time_and_how_subwords_are_cut() -> None:
-    text = introduction(COMMITTED)
-    for words in (
-        "26.34 ± 1.55",
-        "30.35 ± 1.39",
-        "took 51 min on 2 cores",
-        "bpe level, line by line",
-    ):
-        assert words in text
-    corpus = {"name": "book", "level": "bpe", "by_line": False}
-    assert "of book (bpe level)," in introduction({**COMMITTED, "corpora": [corpus]})
-
-
 def test_time_and_calls_are_counted_over_one_report(tmp_path: Path) -> None:
     assert effort_before(tmp_path, set()) == Effort()
     results = {"finished": False, "runs": {"a": {}}, "seconds": {"wall": 5.0, "calls": 2}}
@@ -133,29 +119,6 @@ def test_a_smoke_run_judges_nothing(tmp_path: Path) -> None:
     page = render(results, tmp_path)
     assert "numbers below say nothing about the paper" in page
     assert "Recurrence helps" not in page
-
-
-def test_numbers_are_written_with_their_errors_and_bounds() -> None:
-    assert decimal(-1234.5, 1) == "−1,234.5"
-    assert decimal(-0.001, 2, signed=True) == "0.00"
-    assert interval(-0.0004, None, 2) == "[−0.0004, +∞]"
-    assert (
-        cell_text(
-            {
-                "value": 1.25,
-                "digits": 1,
-                "standard_error": 0.5,
-            }
-        )
-        == "1.2 ± 0.5"
-    )
-    lengths = {
-        "value": 192,
-        "digits": 0,
-        "by_seed": {"1": 128, "2": 256},
-    }
-    assert cell_text({**lengths, "at_least": True}) == "≥ 128 to 256"
-    assert unit_words("bpc") == "bits a character"
 
 
 def test_the_readme_shows_the_committed_runs() -> None:

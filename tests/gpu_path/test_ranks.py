@@ -15,8 +15,8 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import TrainerConfig
-from txl_lightning.distributed.ranks import connect
 from txl_lightning.evaluation.commands import chosen_device
+from txl_lightning.ranks import connect
 from txl_lightning.training import run
 
 STEPS = range(4, 9)

@@ -18,8 +18,8 @@ from typing import Any
 from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import from_plain, plain
-from txl_lightning.distributed.launch import further_ranks
 from txl_lightning.errors import Stopped
+from txl_lightning.ranks import further_ranks
 from txl_lightning.training import run
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train

@@ -12,7 +12,6 @@ import torch
 
 from txl_lightning.config.schemas import check_logger, check_values, plain
 from txl_lightning.data.corpus import WHOLE, Corpus
-from txl_lightning.distributed.ranks import own_gpu
 from txl_lightning.errors import OptionError, notice, require
 from txl_lightning.evaluation.hardware import set_threads
 from txl_lightning.evaluation.trained import (
@@ -21,6 +20,7 @@ from txl_lightning.evaluation.trained import (
     is_other_text,
     load_trained,
 )
+from txl_lightning.ranks import own_gpu
 from txl_lightning.reporting import upload_lines
 
 

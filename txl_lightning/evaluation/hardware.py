@@ -11,9 +11,9 @@ from functools import cache
 import torch
 
 from txl_lightning.config.schemas import Config
-from txl_lightning.distributed.ranks import n_processes
 from txl_lightning.evaluation.models import Model
 from txl_lightning.evaluation.trained import TrainedModel
+from txl_lightning.ranks import n_processes
 
 # A second thread gains 1.6 times from twice this on, measured on two cores (BENCHMARKS.md, "Threads"). Below it gains
 # less than it costs beside another program: each product then waits for the thread whose core is taken.

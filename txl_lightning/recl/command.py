@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from txl_lightning.data.corpus import WHOLE
-from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import MOST, require
 from txl_lightning.evaluation.commands import check_common_options, log_results
 from txl_lightning.evaluation.hardware import autocast, chosen_precision, set_threads
 from txl_lightning.evaluation.losses import device_of
 from txl_lightning.evaluation.trained import is_other_text
 from txl_lightning.files import write_atomically, write_json, write_text
+from txl_lightning.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.recl.check import checked, require_losses
 from txl_lightning.recl.effective_context import Array, Entries, Integers, check_definition
 from txl_lightning.recl.figures import draw_figures

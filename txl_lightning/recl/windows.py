@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import require
 from txl_lightning.evaluation.losses import device_of, evaluating, with_progress
 from txl_lightning.model.baselines import RecurrentLanguageModel
@@ -21,6 +20,7 @@ from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.language_model import LanguageModel, SelectiveModel
 from txl_lightning.model.positions import without_marks
 from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.ranks import all_gather, rank_and_world_size
 from txl_lightning.recl.effective_context import Array, Integers
 
 BATCH_TOKENS = 2_048  # on the CPU

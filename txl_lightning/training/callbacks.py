@@ -21,11 +21,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import Config
-from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, Stopped
 from txl_lightning.evaluation.units import loss_metrics, loss_unit, shown_units, unit_name
 from txl_lightning.files import write_text
 from txl_lightning.jobs import handled_signals
+from txl_lightning.ranks import Ranks
 from txl_lightning.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.recl.positions import position_blocks
 from txl_lightning.training import Values

@@ -13,9 +13,9 @@ from txl_lightning.config.schemas import (
     check_values,
     plain,
 )
-from txl_lightning.distributed.ranks import Ranks, environment, n_processes
 from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.models import architecture
+from txl_lightning.ranks import Ranks, environment, n_processes
 
 
 def check_config(config: Config) -> None:

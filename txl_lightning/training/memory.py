@@ -11,9 +11,9 @@ import torch.distributed as dist
 from lightning import seed_everything
 
 from txl_lightning.data.streams import Batch, part_of_streams
-from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.models import State
+from txl_lightning.ranks import Ranks
 from txl_lightning.training import Values
 
 

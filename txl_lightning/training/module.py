@@ -20,7 +20,6 @@ from txl_lightning.config.lengths import Lengths, evaluation_lengths, in_windows
 from txl_lightning.config.schemas import Config, plain, stored
 from txl_lightning.data.streams import Batch
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError, notice, require
 from txl_lightning.evaluation.models import Model, carries_state
 from txl_lightning.evaluation.trained import model_of, read_checkpoint
@@ -28,6 +27,7 @@ from txl_lightning.evaluation.units import loss_metrics, peak_memory
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
+from txl_lightning.ranks import Ranks
 from txl_lightning.reporting.code import code_version
 from txl_lightning.training import Values
 from txl_lightning.training.checkpoints import NO_STATE

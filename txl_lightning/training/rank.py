@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from txl_lightning.config.schemas import from_plain
-from txl_lightning.distributed.ranks import keep_freed_memory, leaving
 from txl_lightning.errors import Stopped, UserError
+from txl_lightning.ranks import keep_freed_memory, leaving
 from txl_lightning.training.run import train
 
 # The first rank may have failed in the same way, or was stopped: it speaks first, and ends this one.

@@ -24,8 +24,6 @@ from txl_lightning.config.lengths import in_windows, tokens_per_step, training_l
 from txl_lightning.config.schemas import Config, plain
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
-from txl_lightning.distributed.launch import further_ranks
-from txl_lightning.distributed.ranks import Ranks, connect, environment, leaving, n_processes
 from txl_lightning.errors import OptionError, UserError, cores, first_line, require
 from txl_lightning.evaluation.hardware import (
     resolve_accelerator,
@@ -42,6 +40,14 @@ from txl_lightning.evaluation.models import (
 from txl_lightning.evaluation.trained import Checkpoint, naming, read_checkpoint
 from txl_lightning.evaluation.units import peak_memory, shown_units
 from txl_lightning.files import write_json
+from txl_lightning.ranks import (
+    Ranks,
+    connect,
+    environment,
+    further_ranks,
+    leaving,
+    n_processes,
+)
 from txl_lightning.reporting import upload_lines
 from txl_lightning.reporting.code import code_version
 from txl_lightning.training import Values

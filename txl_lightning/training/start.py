@@ -10,11 +10,11 @@ from omegaconf import OmegaConf
 from txl_lightning.config.architecture import LENGTHS
 from txl_lightning.config.schemas import WITHOUT_PATH, Config, flat, plain, stored
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.models import Model, architecture
 from txl_lightning.evaluation.trained import Checkpoint, read_checkpoint
 from txl_lightning.files import write_text
+from txl_lightning.ranks import Ranks
 from txl_lightning.reporting.code import code_version
 from txl_lightning.training.checkpoints import BEST, LAST, NO_STATE, PREVIOUS, is_in_run
 

@@ -13,7 +13,6 @@ from experiments.tables.differences import Comparisons, course_of, shared_blocks
 from experiments.tables.evaluations import evaluation_job, read_evaluations
 from experiments.tables.table_6 import differences
 from tests.experiments.tables.sample_outcomes import write_outcome
-from txl_lightning.errors import UserError
 
 SHAW = Arm(encoding="shaw")
 
@@ -99,18 +98,6 @@ def test_blocks_are_as_long_as_thirty_of_them_allow(
     assert weights_B.max() - weights_B.min() <= 1
 
 
-def test_files_that_share_no_token_are_named(tmp_path: Path) -> None:
-    for name, first in (("a", 0), ("b", 10)):
-        positions = np.arange(first, first + 10)
-        np.savez(
-            tmp_path / f"{name}.npz",
-            nll=np.ones(10),
-            positions=positions,
-        )
-    with pytest.raises(UserError, match=r"no token of the test split .*a\.npz, .*b\.npz"):
-        shared_blocks([tmp_path / "a.npz"], [tmp_path / "b.npz"])
-
-
 def test_a_difference_names_its_sides(setup: Setup) -> None:
     comparisons = compared(
         setup,
@@ -143,15 +130,6 @@ def test_a_difference_names_its_sides(setup: Setup) -> None:
         abs=1e-9,
     )
     assert (rows[0].paper, rows[0].unit) == (2.7, "bpb")
-
-
-def test_a_difference_waits_for_both_sides(setup: Setup) -> None:
-    comparisons = compared(setup, {ON: 0, OFF: 0})
-    first = comparisons.evaluated[ON][:1]
-    second = comparisons.evaluated[OFF][1:]
-    waiting = Comparisons({ON: first, OFF: second}, comparisons.outcomes)
-    assert waiting.losses("a", ON, OFF, "init").effect is None
-    assert waiting.gain("b", SHAW).effect is None
 
 
 def test_an_effect_is_followed_over_the_validations_of_both_sides(setup: Setup) -> None:

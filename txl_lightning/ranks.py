@@ -1,24 +1,38 @@
-"""Ranks: the processes that share one run, the launcher that started them, and the values that they exchange."""
+"""Ranks: the processes that share one run, who starts them, and the values that they exchange.
+
+torchrun or SLURM starts the ranks; without them `further_ranks` does. Lightning's launcher (2.6) is not used:
+
+- It leaves the other ranks running when the first one is killed. Another rank's death is seen within five seconds and
+  ends the first one with SIGKILL: no message, no exit code in W&B, and in a multirun the wrong error.
+- It runs `sys.argv` again in every rank, so `train` in a notebook, or in a program started with `-m`, would start that
+  instead.
+- Its rendezvous listens on all addresses and unpickles what it gets. These ranks meet in a file.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import os
+import pickle
 import platform
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from txl_lightning.errors import Stopped, require
+from txl_lightning.errors import Stopped, UserError, require
+from txl_lightning.jobs import POLL_SECONDS, Process, problem
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments import ClusterEnvironment
@@ -30,6 +44,8 @@ MEETING = "TXL_MEETING"  # variable: folder in which ranks on one machine meet
 PREPARATION_LIMIT = timedelta(
     days=1
 )  # other collectives wait half an hour: too short for a large corpus
+SECONDS_TO_END = 20.0  # from the end of rank 0 until all ranks must have ended
+SECONDS_TO_FAIL = 3.0  # a rank that lost its connection fails because another one did: that one must be found first
 KEPT_BYTES = 1 << 30
 M_TRIM_THRESHOLD = -1  # numbers for glibc's mallopt(3)
 M_MMAP_THRESHOLD = -3
@@ -161,6 +177,81 @@ def _join(started: ClusterEnvironment, world_size: int, on_gpu: bool) -> None:
         os.environ["MASTER_ADDR"] = started.main_address
         os.environ["MASTER_PORT"] = str(started.main_port)
     dist.init_process_group(backend, address, rank=rank, world_size=world_size, device_id=device)
+
+
+@contextmanager
+def further_ranks(n_ranks: int, program: str, arguments: Any) -> Iterator[None]:
+    """Run the block as rank 0, beside processes for the other ranks. They meet in a file that only this user can open.
+
+    Args:
+        n_ranks: all ranks, including this one.
+        program: module that a rank runs, given the path to its pickled arguments.
+        arguments: passed to the program.
+
+    Raises:
+        UserError: another rank failed.
+    """
+    before = dict(os.environ)
+    n_threads = max(1, torch.get_num_threads() // n_ranks)
+    others: list[Process] = []
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "arguments"
+        path.write_bytes(pickle.dumps(arguments))
+        os.environ.update(_variables(folder, n_ranks, n_threads))
+        try:
+            for rank in range(1, n_ranks):
+                words = [sys.executable, "-m", program, str(path)]
+                place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                others.append(Process(words, place, last_signal=signal.SIGKILL))
+            torch.set_num_threads(n_threads)
+            # Rank 0 joins last: torch would wait half an hour for a rank that failed before.
+            while len(list(Path(folder).glob("rank*"))) < len(others):
+                _wait(others, POLL_SECONDS)
+            with leaving():
+                yield
+                _wait(others, SECONDS_TO_END)
+        except RuntimeError as error:  # from a lost connection
+            _wait(others, SECONDS_TO_FAIL, error)
+            raise
+        finally:
+            for process in others:
+                process.kill()
+                process.wait()
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _variables(folder: str, n_ranks: int, n_threads: int) -> dict[str, str]:
+    """Return the variables for all ranks. TORCHELASTIC_RUN_ID tells Lightning that the processes are ranks."""
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(n_ranks),
+        "TORCHELASTIC_RUN_ID": "txl",
+        "OMP_NUM_THREADS": str(n_threads),
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+        MEETING: folder,
+    }
+
+
+def _wait(others: list[Process], seconds: float, cause: Exception | None = None) -> None:
+    """Wait until all ranks have ended.
+
+    Raises:
+        UserError: names the first rank that failed.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for rank, process in enumerate(others, 1):
+            status = process.poll()
+            if status:
+                how = problem(status)
+                raise UserError(f"rank {rank} {how}; the other ranks were stopped") from cause
+        if all(process.returncode == 0 for process in others):
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def keep_freed_memory() -> None:

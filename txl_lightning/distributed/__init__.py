@@ -1,1 +1,0 @@
-"""Processes: the ranks that share a run, how they are started, and the jobs in a multirun."""
