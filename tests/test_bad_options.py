@@ -81,7 +81,7 @@ def composed(command: str, choices: tuple[str, ...]) -> DictConfig:
     """Return the configuration of a command with its choices of groups: the slow part, for many rows."""
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(COMMANDS[command].config_name, overrides=list(choices))
+        return compose(command, overrides=list(choices))
 
 
 @pytest.mark.parametrize(("words", "said"), rows(2))

@@ -17,7 +17,7 @@ from txl_lightning.application import compose as compose_train
 from txl_lightning.application import register
 from txl_lightning.commands import COMMANDS
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
-from txl_lightning.config.schemas import CONF, Config, MemoryConfig, TableEncodingConfig
+from txl_lightning.config.schemas import CONF, Config, EncodingConfig, MemoryConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.models import Model, make_model
 from txl_lightning.training.loggers import lightning_loggers
@@ -149,8 +149,8 @@ def test_every_file_says_what_it_is(folder: str) -> None:
 
 
 def test_every_command_has_the_common_settings_of_hydra() -> None:
-    for command in COMMANDS.values():
-        assert "common" in OmegaConf.load(CONF / f"{command.config_name}.yaml").defaults
+    for command in COMMANDS:
+        assert "common" in OmegaConf.load(CONF / f"{command}.yaml").defaults
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_large_models_follow_the_tensorflow_code(name: str) -> None:
 
 
 def test_the_defaults_of_encoding_and_memory_are_those_of_the_architecture() -> None:
-    groups = {"encoding": TableEncodingConfig(), "memory": MemoryConfig()}
+    groups = {"encoding": EncodingConfig(), "memory": MemoryConfig()}
     defaults = {field.name: field.default for field in fields(TransformerXLConfig)}
     for name, option in option_names(TransformerXLConfig).items():
         group, option_name = option.split(".")

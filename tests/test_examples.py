@@ -14,7 +14,7 @@ from tests.own_guests import no_guests  # noqa: F401 - a fixture
 from tests.recl.small_recl import recl
 from tests.training.small_run import evaluated, tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig, register_encoding
-from txl_lightning.config.architecture import KINDS, kind_named
+from txl_lightning.config.architecture import KINDS
 from txl_lightning.config.lengths import position_limit
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("no_guests")
 def t5(no_guests: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Register the example as a user does."""
     monkeypatch.setenv("TXL_GUESTS", str(ROOT / "examples/t5.py"))
-    kind_named("t5")
+    KINDS.named("t5")
 
 
 def bucket_of_t5(distance: int) -> int:

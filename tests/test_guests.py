@@ -19,7 +19,7 @@ from tests.own_guests import forget_guests, no_guests  # noqa: F401 - a fixture
 from tests.training.small_run import TEXT, TINY
 from txl_lightning.application import compose
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.models import architecture, make_model, require_room
+from txl_lightning.evaluation.models import make_model
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.transformer_xl import VARIANTS, TransformerXL
 from txl_lightning.registry import load_guests
@@ -98,14 +98,6 @@ class Config(LayerScale.config_class):
 @register_variant("second")
 class Second(LayerScale):
     config_class = Config
-
-@dataclass(kw_only=True)
-class Required(LayerScale.config_class):
-    width: int
-
-@register_variant("fourth")
-class Fourth(LayerScale):
-    config_class = Required
 """
 
 
@@ -129,9 +121,6 @@ def test_a_variant_of_a_variant_has_options_of_both(tmp_path: Path, monkeypatch:
     for word, kind in {"parity=3": "str", "power=no": "int", "ends=2": "tuple"}.items():
         with pytest.raises(OptionError, match=rf"^variant\.{word}: must be of type {kind}$"):
             make_model(compose("variant=second", f"variant.{word}"), 20)
-    require_room(architecture(compose("variant=fourth", "variant.width=3"), 20))
-    without = refusal("train", "variant=fourth", directory=tmp_path)
-    assert without == "txl train: variant.width: must be given (variant.width=…)\n"
 
 
 def test_a_variant_adds_to_what_its_parent_cannot_do() -> None:

@@ -175,7 +175,7 @@ def test_a_further_rank_of_a_slurm_job_waits_for_no_lock(
 ) -> None:
     """SLURM starts the task once for each rank; the first one holds the lock and writes the record."""
     register()
-    config = composition("config", ["data=file", "data.path=text.txt"])
+    config = composition("train", ["data=file", "data.path=text.txt"])
     settings = {
         "runtime": {"output_dir": f"{tmp_path}/0"},
         "sweep": {"dir": str(tmp_path)},

@@ -216,7 +216,7 @@ def test_slurm_gives_every_device_a_task() -> None:
         "hydra.sweep.dir=sweep",
     )
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=list(given), return_hydra_config=True)
+        config = compose("train", overrides=list(given), return_hydra_config=True)
     launcher = config.hydra.launcher
     assert launcher.tasks_per_node == 4
     assert launcher.gpus_per_node == 4

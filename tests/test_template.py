@@ -118,7 +118,7 @@ def test_lightnings_names_of_our_options(tmp_path: Path) -> None:
         ("trainer.num_thread=3", "no such option, did you mean trainer.num_threads?"),
         (
             "trainer.limit_val_batches=0.5",
-            "=0.5: must have the same type as trainer.val_max_segments",
+            "trainer.val_max_segments=0.5: Value '0.5' of type 'float' could not be converted",
         ),
         ("trainer.plugins=[]", "is set by txl train: a run has its own plugins"),
         ("trainer.strategy=fsdp", "trainer.strategy=fsdp: must be auto or ddp"),

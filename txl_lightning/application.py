@@ -1,53 +1,41 @@
-"""A command as a Hydra application: its config, its run folder with a lock, its errors in one line."""
+"""A command as a Hydra application: its config, its run folder with a lock, its errors in one line, its help."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import inspect
 import io
 import os
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import II, DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from txl_lightning.commands import COMMANDS, Command
 from txl_lightning.config.schemas import (
     CONF,
-    OWN_OPTIONS,
+    LIGHTNINGS_NAMES,
     Config,
-    DataConfig,
-    EncodingConfig,
-    ExtrasConfig,
-    LoggerConfig,
-    MemoryConfig,
-    OptimizerConfig,
-    RecurrentModelConfig,
-    TableEncodingConfig,
-    TrainerConfig,
-    TransformerXLModelConfig,
-    open_schema,
+    schemas,
     typed,
     why_refused,
 )
 from txl_lightning.errors import Stopped, UserError, is_first_rank, require
 from txl_lightning.files import locked, write_text
-from txl_lightning.help import explained, option_meanings
 from txl_lightning.launcher import CALL, prepare_wandb, run_in_process
 from txl_lightning.multirun import JobFolder, check_search, write_results
 from txl_lightning.registry import CHOICES, load_guests
@@ -55,7 +43,6 @@ from txl_lightning.registry import CHOICES, load_guests
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
 FULL_ERROR = "HYDRA_FULL_ERROR"
 LISTS = ("callbacks", "experiment", "logger")  # groups that take several choices
-OPTIONAL = (*LISTS, "debug", "hparams_search", "variant")  # groups that may be null
 # A further rank writes nothing: Hydra makes no folder and no log for it.
 OF_FURTHER_RANKS = (
     "hydra.run.dir=.",
@@ -63,37 +50,12 @@ OF_FURTHER_RANKS = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
 )
-
-
-class Refused(SystemExit):
-    """End a command after bad input. Hydra's callbacks and jobs pass it on, unlike other exceptions."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(2)
-        self.error = error
-
-
-def schemas() -> dict[str, Any]:
-    """Return what Hydra composes for `GROUP/NAME` or `NAME` beside the files in `conf/`."""
-    nodes: dict[str, Any] = {
-        "train_schema": Config,
-        "callbacks/schema": open_schema(dict),
-        "model/schema": TransformerXLModelConfig,
-        "model/recurrent_schema": RecurrentModelConfig,
-        "encoding/schema": EncodingConfig,
-        "encoding/table_schema": TableEncodingConfig,
-        "memory/schema": MemoryConfig,
-        "optimizer/schema": open_schema(OptimizerConfig),
-        "trainer/schema": open_schema(TrainerConfig),
-        "logger/schema": open_schema(LoggerConfig),
-        "data/schema": DataConfig(seed=II("seed")),
-    }
-    for corpus, options in OWN_OPTIONS.items():
-        nodes[f"data/{corpus}_schema"] = options(seed=II("seed"))
-    for (group, name), choice in CHOICES.items():
-        if not (CONF / group / f"{name}.yaml").is_file():
-            nodes[f"{group}/{name}"] = choice
-    return nodes
+ENTRY = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # in a docstring's list
+OPTION = re.compile(r"( *)(\w+):")  # in a YAML config
+VARIANT = re.compile(r"^variant:\n  name: (\w+)$", re.MULTILINE)
+BEFORE_OPTIONS = "== Config =="  # Hydra's heading
+COLUMN = 36
+SCHEMAS = re.compile(r"\b[\w-]*schema\b, |, [\w-]*schema\b(?!,)")  # in a list of choices
 
 
 def register(*commands: Command) -> None:
@@ -107,14 +69,16 @@ def register(*commands: Command) -> None:
     """
     load_guests()
     nodes = schemas()
+    for (group, name), choice in CHOICES.items():
+        nodes[f"{group}/{name}"] = choice
     for command in commands or COMMANDS.values():
-        name = command.config_name
+        name = command.name
         nodes[f"{command.name}_schema"] = command.schema
-        if not (CONF / f"{name}.yaml").is_file():
-            nodes[name] = {"defaults": [f"{name}_schema", "_self_", "common"]}
+        nodes[name] = {"defaults": [f"{name}_schema", "_self_", "common"]}
     for path, node in nodes.items():
         group, _, name = path.rpartition("/")
-        ConfigStore.instance().store(name, node, group or None)
+        if not (CONF / f"{path}.yaml").is_file():
+            ConfigStore.instance().store(name, node, group or None)
 
 
 def compose(*overrides: str) -> Any:
@@ -124,18 +88,13 @@ def compose(*overrides: str) -> Any:
         HydraException: an override is not usable.
     """
     register()
-    other = GlobalHydra.instance().hydra  # a program that uses Hydra itself
-    GlobalHydra.instance().clear()
-    try:
-        return typed(composition("config", overrides))
-    finally:
-        GlobalHydra.instance().hydra = other
+    return typed(composition("train", overrides))
 
 
 def composition(name: str, overrides: Sequence[str]) -> DictConfig:
     """Return the config that Hydra composes from a file in `conf/`; its schemas must be registered."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose(name, list(overrides))
+        return hydra.compose(name, usable(overrides))
 
 
 class RunFolder(Callback):
@@ -166,19 +125,18 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except EXPECTED as error:
-        raise Refused(error) from error
+        raise SystemExit(2) from error
 
 
 def _refuse_hidden_files(config: DictConfig) -> None:
     """Refuse a user's folder with a file that has the name of one of ours: Hydra would read ours."""
-    names = [path.relative_to(CONF) for path in CONF.rglob("*.yaml")]
     for source in config.hydra.runtime.config_sources:
-        folder = Path(str(source.path)).resolve()
-        if source.schema == "file" and folder != CONF.resolve():
-            for name in names:
+        if source.schema == "file" and source.provider != "main":
+            for ours in CONF.rglob("*.yaml"):
+                path = Path(source.path) / ours.relative_to(CONF)
                 hidden = "has the name of a file of txl_lightning, which Hydra reads instead"
-                if (folder / name).is_file():
-                    raise UserError(f"{folder / name}: {hidden}: rename it")
+                if path.is_file():
+                    raise UserError(f"{path}: {hidden}: rename it")
 
 
 @dataclass(frozen=True)
@@ -207,7 +165,11 @@ class Task:
             write_text(directory / "config.yaml", text)
         options = typed(config)
         if isinstance(options, Config):
-            apply_extras(options.extras, options.tags)
+            required = "must not be empty with extras.enforce_tags=true"
+            has_tags = bool(options.tags) or not options.extras.enforce_tags
+            require(has_tags, "tags", options.tags, required)
+            if options.extras.ignore_warnings:
+                warnings.filterwarnings("ignore")
             if options.extras.print_config and is_first_rank():
                 print(text, end="", flush=True)
         # imports torch, as all commands do
@@ -219,18 +181,6 @@ class Task:
             lines.append(str(directory))
         if is_first_rank():
             print("\n".join(lines), flush=True)
-
-
-def apply_extras(extras: ExtrasConfig, tags: list[str]) -> None:
-    """Do what the node `extras` asks for before a run.
-
-    Raises:
-        OptionError: there are no tags, and they are demanded.
-    """
-    required = "must not be empty with extras.enforce_tags=true"
-    require(bool(tags) or not extras.enforce_tags, "tags", tags, required)
-    if extras.ignore_warnings:
-        warnings.filterwarnings("ignore")
 
 
 def run_command(command: Command, words: list[str]) -> None:
@@ -250,22 +200,19 @@ def run_command(command: Command, words: list[str]) -> None:
         finally:
             sys.argv = arguments
             CALL.locks.close()
-            show_results()
-    except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
-        again = ""
-        if CALL.sweep_dir is not None and command.resume:
-            again = f"; to continue, repeat the command with hydra.sweep.dir={CALL.sweep_dir}"
-        print(f"txl {command.name}: interrupted{again}", file=sys.stderr)
-        sys.exit(128 + (stopped.args or (signal.SIGINT,))[0])
-    except (Refused, *EXPECTED, RuntimeError) as error:
+            if CALL.sweep_dir is not None:
+                show_results(CALL.sweep_dir)
+    except (SystemExit, *EXPECTED, RuntimeError) as error:
+        cause = error
+        if isinstance(error, SystemExit) and error.__cause__ is not None:
+            cause = error.__cause__
         # Optuna's sweeper raises a RuntimeError in place of the error of a grid's last job.
-        if isinstance(error, RuntimeError) and "Study.stop" not in str(error):
+        if not isinstance(cause, EXPECTED) and "Study.stop" not in str(cause):
             raise
-        cause = getattr(error, "error", error)
         if wants_traceback:
             raise cause from None
         if not CALL.failures:  # else the sweeper repeats the job's error
-            fail(command, cause)
+            sys.exit(refused(command, cause))
     for line in CALL.failures:
         print(f"txl {command.name}: {line}", file=sys.stderr)
     if CALL.failures:
@@ -277,8 +224,7 @@ def start(command: Command, words: list[str]) -> None:
     register(command)
     words = usable(words)
     if "--help" in words or "-h" in words:
-        help_text = hydra_output(command, words)
-        print(explained(help_text, command.schema, schemas()), end="", flush=True)
+        print(explained(hydra_output(command, words), command), end="", flush=True)
         return
     if command.shared_by_ranks and not is_first_rank():
         words = [*OF_FURTHER_RANKS, *words]
@@ -291,7 +237,7 @@ def call_hydra(command: Command, words: list[str], task: Callable[[DictConfig], 
     main = hydra.main(
         version_base="1.3",
         config_path=str(CONF),
-        config_name=command.config_name,
+        config_name=command.name,
     )
     main(task)()
 
@@ -304,16 +250,15 @@ def hydra_output(command: Command, words: list[str]) -> str:
     return output.getvalue()
 
 
-def show_results() -> None:
+def show_results(sweep_dir: Path) -> None:
     """Print a multirun's table, also after a failure or an interrupt."""
-    if CALL.sweep_dir is not None:
-        table = write_results(CALL.sweep_dir)
-        if table is not None:
-            print(f"{table.read_text()}{table}", flush=True)
+    table = write_results(sweep_dir)
+    if table is not None:
+        print(f"{table.read_text()}{table}", flush=True)
 
 
 def usable(words: Sequence[str]) -> list[str]:
-    """Return words as Hydra takes them: `logger=null` is `logger=none`.
+    """Return words as Hydra takes them: `logger=null` is `logger=none`, Lightning's names are ours.
 
     Hydra would add an option that nothing reads, and merge two choices of a group that are in a list.
 
@@ -324,49 +269,49 @@ def usable(words: Sequence[str]) -> list[str]:
     for word in words:
         name, _, value = word.partition("=")
         option = name.lstrip("+~")
-        is_group = name != "" and (CONF / name).is_dir()
         reason = why_refused(option)
+        if name in LIGHTNINGS_NAMES:
+            word = f"{LIGHTNINGS_NAMES[name]}={value}"
         if name.startswith("+") and not option.startswith("hydra."):
             reason = f"options cannot be added{nearest_names(option)}"
-        elif is_group and value.startswith("[") and name not in LISTS:
-            reason = f"takes one choice; several need -m (a multirun): {name}={value.strip('[]')}"
-        elif is_group and value in ("", "null"):
+        if value == "null" and (CONF / name).is_dir():
             word = f"~{name}"
-            if name not in OPTIONAL:
-                reason = "takes one choice (--help lists them)"
+        if value.startswith("[") and (CONF / name).is_dir() and name not in LISTS:
+            reason = f"takes one choice; several need -m: {name}={value.strip('[]')}"
         if reason is not None:
             raise UserError(f"{name}: {reason}")
         typed_words.append(word)
     return typed_words
 
 
-def completions(command: Command, words: list[str], line: str) -> str:
-    """Return Hydra's completions for a typed line, without the schemas that group choices build on.
-
-    Args:
-        command: command in the line.
-        words: the arguments to Hydra's script.
-        line: typed line without the command's name.
-    """
+def completions(command: Command, words: list[str]) -> list[str]:
+    """Return Hydra's completions for COMP_LINE, without the schemas that group choices build on."""
     register(command)
-    os.environ["COMP_LINE"] = line
     choices = hydra_output(command, words).split()
-    return " ".join(choice for choice in choices if not choice.endswith("schema"))
+    return [choice for choice in choices if not choice.endswith("schema")]
 
 
 def one_line(error: BaseException) -> str:
     """Return an error's message in one line, for an unknown option with the nearest name."""
-    unknown = re.match(r"Could not override '([^']+)'", str(error))
+    text = str(error)
+    unknown = re.match(r"Could not override '([^']+)'", text)
     if unknown:
         return f"{unknown[1]}: no such option{nearest_names(unknown[1])}"
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key}: must be given ({error.full_key}=…)"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or 'a file of the run or the output'}: {error.strerror}"
-    text = str(error)
     if isinstance(error, HydraException) and error.__cause__ is not None:
         text += f": {error.__cause__}"
     return " ".join(text.split()) or type(error).__name__
+
+
+def refused(command: Command, error: BaseException) -> int:
+    """Say in one line why a command ends; return its status: 2, or as in a shell 128 + the signal that stopped it."""
+    line = one_line(error)
+    status = 2
+    if isinstance(error, Stopped):
+        status = 128 + error.signum
+    elif CALL.folder is not None:
+        JobFolder(CALL.folder).fail(line)
+    print(f"txl {command.name}: {line}", file=sys.stderr)
+    return status
 
 
 def nearest_names(option: str) -> str:
@@ -374,11 +319,8 @@ def nearest_names(option: str) -> str:
     command = COMMANDS["train"]  # also of `make reproduce`
     if len(sys.argv) > 1:
         command = COMMANDS.get(sys.argv[1], command)
-    variant = ""
-    for word in sys.argv:
-        if word.startswith("variant="):
-            variant = word.removeprefix("variant=")
-    names = option_meanings(command.schema, schemas(), variant)
+    variant = re.search(r" variant=(\w+)", " ".join(sys.argv))
+    names = meanings(command, variant)
     if option in names:
         return " of this choice (--help lists them)"
     last = option.split(".")[-1]
@@ -389,16 +331,54 @@ def nearest_names(option: str) -> str:
     return f", did you mean {' or '.join(near)}?"
 
 
-def fail(command: Command, error: BaseException) -> NoReturn:
-    """End with one line and status 2; a run that a signal stopped ends with 128 + the signal, as a shell does."""
-    line = one_line(error)
-    status = 2
-    if isinstance(error, Stopped):
-        status = 128 + error.signum
-    elif CALL.folder is not None:
-        JobFolder(CALL.folder).fail(line)
-    name = command.name
-    if not is_first_rank():
-        name += f", rank {os.environ.get('RANK') or os.environ.get('SLURM_PROCID')}"
-    print(f"txl {name}: {line}", file=sys.stderr)
-    sys.exit(status)
+def meanings(command: Command, variant: re.Match[str] | None) -> dict[str, str]:
+    """Return the meanings of a command's options by dotted name, from the docstrings of their dataclasses.
+
+    Args:
+        command: the command.
+        variant: the chosen model variant, in its first group.
+    """
+    kinds: list[Any] = [OmegaConf.get_type(schema) for schema in schemas().values()]
+    kinds.append(command.schema)
+    for field in fields(command.schema):
+        kinds.append(field.default_factory)
+    found = {}
+    for kind in kinds:
+        if isinstance(kind, type) and is_dataclass(kind):
+            found.update(described(kind, getattr(kind, "prefix", "")))
+    if variant and variant[1] != "none":
+        from txl_lightning.model.transformer_xl import VARIANTS, TransformerXLConfig
+
+        found["variant.name"] = "variant of the model"
+        core = described(TransformerXLConfig)
+        for name, meaning in described(VARIANTS.named(variant[1]).config_class).items():
+            if name not in core:
+                found[f"variant.{name}"] = meaning
+    return found
+
+
+def described(kind: type, prefix: str = "") -> dict[str, str]:
+    """Return each option's meaning: the first sentence of its entry in the docstring, or an empty text."""
+    sentences = {}
+    for base in reversed(kind.__mro__):
+        for name, text in ENTRY.findall(inspect.getdoc(base) or ""):
+            sentences[name] = " ".join(text.split()).partition(". ")[0].rstrip(".")
+    return {f"{prefix}{field.name}": sentences.get(field.name, "") for field in fields(kind)}
+
+
+def explained(help_text: str, command: Command) -> str:
+    """Return Hydra's help with meanings as comments, and without schemas among the group choices."""
+    choices, heading, config = help_text.partition(BEFORE_OPTIONS)
+    meaning = meanings(command, VARIANT.search(config))
+    lines = []
+    path: list[str] = []
+    for line in config.split("\n"):
+        option = OPTION.match(line)
+        if option:
+            depth = len(option[1]) // 2
+            path[depth:] = [option[2]]
+            text = meaning.get(".".join(path))
+            if text:
+                line = f"{line:{COLUMN}}  # {text}"
+        lines.append(line)
+    return SCHEMAS.sub("", choices) + heading + "\n".join(lines)

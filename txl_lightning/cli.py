@@ -8,55 +8,39 @@ import signal
 import sys
 from difflib import get_close_matches
 from importlib.metadata import version
+from typing import NoReturn
 
 from txl_lightning import __version__
 from txl_lightning.commands import COMMANDS
 from txl_lightning.errors import UserError, cores
 from txl_lightning.registry import load_guests
 
-INDENT = " " * 8
-LIBRARIES = (
-    "torch",
-    "lightning",
-    "hydra-core",
-    "omegaconf",
-    "wandb",
-    "numpy",
-    "datasets",
-    "tokenizers",
-    "safetensors",
-)
-VARIABLES = ("TXL_", "OMP_", "MKL_", "CUDA_", "HYDRA_")
+LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "wandb", "numpy", "tokenizers")
 
 
 def usage() -> str:
     """Return the text for `txl --help`: every command with its purpose."""
     lines = ["usage: txl COMMAND [overrides]", ""]
     for row in COMMANDS.values():
-        lines += [f"  txl {row.usage}", f"{INDENT}{row.summary}"]
-    lines += ["  txl env", f"{INDENT}versions and machine, for a report of a problem", ""]
-    lines.append(
-        "txl COMMAND --help lists the options of a command, txl --version says the version."
-    )
+        lines += [f"  txl {row.usage}", f"        {row.summary}"]
+    lines += ["  txl env", "        versions and machine, for a report of a problem", ""]
+    lines.append("txl COMMAND --help lists a command's options, txl --version says the version.")
     return "\n".join(lines)
 
 
 def environment() -> str:
-    """Return the versions of this package and its libraries, the machine and the variables."""
+    """Return the versions of this package and its libraries, and the machine."""
     from txl_lightning.reporting import gpus, processor
 
     versions = [f"{name} {version(name)}" for name in LIBRARIES]
-    lines = [
+    lines = (
         f"txl_lightning {__version__} in {os.path.dirname(__file__)}",
         f"Python {platform.python_version()}",
         platform.platform(),
         f"{processor()}, {cores()} cores",
         *gpus(),
         ", ".join(versions),
-    ]
-    for name, value in sorted(os.environ.items()):
-        if name.startswith(VARIABLES):
-            lines.append(f"{name}={value}")
+    )
     return "\n".join(lines)
 
 
@@ -71,9 +55,9 @@ def main() -> None:
     except BrokenPipeError:
         # A reader that stops reading, such as `head`, is no error. Python would complain again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print("txl: interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+    except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
+        print(f"txl {sys.argv[1]}: interrupted", file=sys.stderr)
+        sys.exit(128 + (stopped.args or (signal.SIGINT,))[0])
 
 
 def run(words: list[str]) -> None:
@@ -81,32 +65,33 @@ def run(words: list[str]) -> None:
     name = words[0] if words else ""
     if name == "env":
         print(environment(), flush=True)
-        return
-    if "--version" in words:
+    elif "--version" in words:
         print(f"txl_lightning {__version__}", flush=True)
-        return
-    if name == "-sc":  # Hydra's completion script knows no commands
+    elif name == "-sc":  # Hydra's completion script knows no commands
         complete(words)
-        return
-    try:
-        load_guests()
-    except UserError as error:
-        print(f"txl: {error}", file=sys.stderr)
-        sys.exit(2)
-    if name in ("", "-h", "--help", "help"):
-        print(usage(), flush=True)
-        sys.exit(0 if name else 2)
-    if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS, n=1)
-        allowed = f"must be one of {', '.join(COMMANDS)}"
-        if near:
-            allowed = f"did you mean {near[0]}?"
-        print(f"txl: unknown command {name!r}, {allowed}", file=sys.stderr)
-        sys.exit(2)
-    # Hydra takes a quarter of a second to import. Help needs none of it.
-    from txl_lightning.application import run_command
+    else:
+        try:
+            load_guests()
+        except UserError as error:
+            refuse(str(error))
+        if name in ("", "-h", "--help", "help"):
+            print(usage(), flush=True)
+            sys.exit(0 if name else 2)
+        if name not in COMMANDS:
+            allowed = f"must be one of {', '.join(COMMANDS)}"
+            for near in get_close_matches(name, COMMANDS, n=1):
+                allowed = f"did you mean {near}?"
+            refuse(f"unknown command {name!r}, {allowed}")
+        # Hydra takes a quarter of a second to import. Help needs none of it.
+        from txl_lightning.application import run_command
 
-    run_command(COMMANDS[name], words[1:])
+        run_command(COMMANDS[name], words[1:])
+
+
+def refuse(line: str) -> NoReturn:
+    """End the program with a line on stderr."""
+    print(f"txl: {line}", file=sys.stderr)
+    sys.exit(2)
 
 
 def complete(words: list[str]) -> None:
@@ -121,7 +106,8 @@ def complete(words: list[str]) -> None:
         return
     from txl_lightning.application import completions
 
-    print(completions(COMMANDS[name], words, f"{program} {rest}"), flush=True)
+    os.environ["COMP_LINE"] = f"{program} {rest}"
+    print(*completions(COMMANDS[name], words), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ class Command:
         module: has `run(options, directory) -> list[str]`; the returned lines are printed at the end.
         options: dotted name of the options' dataclass.
         summary: the command's purpose in one line.
-        config: file in `conf/` without its suffix; empty for the command's name.
         directory: `prepared`: the application writes `config.yaml` into the run directory; `own`: the command does it,
             after its checks; `none`: the command leaves nothing there.
         resume: override that continues a stopped job, whose loss a multirun minimizes; empty if a job starts anew.
@@ -35,7 +34,6 @@ class Command:
     module: str
     options: str
     summary: str
-    config: str = ""
     directory: Literal["prepared", "own", "none"] = "prepared"
     resume: str = ""
     shared_by_ranks: bool = False
@@ -44,11 +42,6 @@ class Command:
     def name(self) -> str:
         """Name as typed."""
         return self.usage.split()[0]
-
-    @property
-    def config_name(self) -> str:
-        """File in `conf/`, without its suffix."""
-        return self.config or self.name
 
     @property
     def schema(self) -> type:
@@ -82,7 +75,6 @@ ROWS = (
         module="txl_lightning.training.run",
         options="txl_lightning.config.schemas.Config",
         summary="train one model; -m for a multirun (txl train -m memory=on,off)",
-        config="config",
         directory="own",
         resume="resume=auto",
         shared_by_ranks=True,

@@ -6,8 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables of torchrun, Lightning and SLURM
 
@@ -40,12 +39,13 @@ class OptionError(UserError, ValueError):
     """
 
     def __init__(self, option: str, value: object, allowed: str) -> None:
-        self.option, self.value, self.allowed = option, value, allowed
-        super().__init__(f"{option}={value}: {allowed}")
+        super().__init__(option, value, allowed)  # with which it is unpickled
+        self.option = option
+        self.value = value
+        self.allowed = allowed
 
-    def __reduce__(self) -> tuple[type, tuple[str, object, str]]:
-        # Pickled when a job in a multirun sends its error to the parent process.
-        return type(self), (self.option, self.value, self.allowed)
+    def __str__(self) -> str:
+        return f"{self.option}={self.value}: {self.allowed}"
 
     def within(self, group: str) -> OptionError:
         """Return the same error with the option's group: `mem_len` becomes `memory.mem_len`."""
@@ -77,23 +77,11 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-@cache
-def memory_of_machine() -> int:
-    """Return the memory in bytes that this process may have: the machine's, or its control group's."""
-    import psutil  # RECL of arrays needs numpy alone
-
-    limit = Path("/sys/fs/cgroup/memory.max")
-    has = psutil.virtual_memory().total
-    if limit.is_file():
-        text = limit.read_text().strip()
-        if text.isdecimal():
-            return min(has, int(text))
-    return has
-
-
 def require_memory(n_bytes: int, option: str, value: object) -> None:
     """Raise `OptionError` if an option asks for more memory than this machine has."""
-    has = memory_of_machine()
+    import psutil  # RECL of arrays needs numpy alone
+
+    has = psutil.virtual_memory().total
     needed = f"needs at least {n_bytes / 1e9:,.0f} GB of memory"
     allowed = f"{needed}, and this machine has {has / 1e9:,.0f} GB"
     require(n_bytes <= has, option, value, allowed)
@@ -107,16 +95,8 @@ COUNT: Rule = (
     "must be an integer >= 1",
 )
 LENGTH: Rule = (lambda x: x >= 0, "must be an integer >= 0")
-
-# Machine limits: beyond these a command would wait for hours or end in a library's error.
-MOST = {
-    "threads": max(64, os.cpu_count() or 1),
-    "jobs": 10_000,
-    "contexts": 100_000,
-    "bootstrap": 100_000,
-    "samples": 100_000,
-    "gradient_segments": 1_000,
-}
+Count = Annotated[int, COUNT]
+Length = Annotated[int, LENGTH]
 
 
 def one_of(*choices: str) -> Rule:
@@ -124,21 +104,18 @@ def one_of(*choices: str) -> Rule:
     return lambda x: x in choices, f"must be one of {', '.join(choices)}"
 
 
-def at_most(name: str) -> Rule:
-    """Return the rule that a value is not beyond what machines can do, by a name in `MOST`."""
-    limit = MOST[name]
+def at_most(limit: int) -> Rule:
+    """Return the rule that a value is not beyond what machines can do within hours."""
     return lambda x: x <= limit, f"must be at most {limit:,}"
+
+
+Threads = Annotated[int, COUNT, at_most(max(64, os.cpu_count() or 1))]
 
 
 def check(option: str, value: Any, *rules: Rule) -> None:
     """Raise `OptionError` for a value that a rule does not allow; null is allowed where the type has it."""
-    if value is None:
-        return
-    shown = value
-    if isinstance(value, tuple):
-        shown = list(value)
     for allows, allowed in rules:
-        require(allows(value), option, shown, allowed)
+        require(value is None or allows(value), option, value, allowed)
 
 
 def is_first_rank() -> bool:

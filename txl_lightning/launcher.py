@@ -23,7 +23,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from txl_lightning.commands import Command
-from txl_lightning.errors import COUNT, UserError, at_most, check, cores, is_first_rank, notice
+from txl_lightning.errors import COUNT, UserError, check, cores, is_first_rank, notice
 from txl_lightning.files import locked
 from txl_lightning.jobs import LOG, Jobs, Process, problem, start_job
 from txl_lightning.multirun import (
@@ -94,7 +94,7 @@ class ProcessLauncher(Launcher):
         Raises:
             UserError: an option is not usable.
         """
-        check("hydra.launcher.max_parallel", self.max_parallel, COUNT, at_most("threads"))
+        check("hydra.launcher.max_parallel", self.max_parallel, COUNT)
         self.loader = hydra_context.config_loader
         self.command: Command = task_function.command
         self.config = config

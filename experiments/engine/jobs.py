@@ -88,7 +88,7 @@ def _typed(overrides: tuple[str, ...], seed: int | None = None) -> Config:
 def composed_options(overrides: tuple[str, ...]) -> DictConfig:
     """Return a training's options as Hydra composes them."""
     register()
-    return composition(COMMANDS["train"].config_name, overrides)
+    return composition("train", overrides)
 
 
 def identities(jobs: Sequence[Job], corpora: Mapping[str, str]) -> dict[str, dict[str, Any]]:

@@ -55,5 +55,4 @@ def test_a_refusal_names_the_option(
     )
     with pytest.raises(OptionError) as error:
         architecture(**options)
-    given = list(value) if isinstance(value, tuple) else value
-    assert str(error.value).startswith(f"{option}={given}: {allowed}")
+    assert str(error.value).startswith(f"{option}={value}: {allowed}")

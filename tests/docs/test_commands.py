@@ -156,7 +156,7 @@ def test_commands_that_cannot_run_here_compose() -> None:
                 first_of_sweep = re.sub(r"(=[^,(\['}]+),.*", r"\1", word)
                 overrides.append(first_of_sweep)
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config" if command == "train" else command, overrides=overrides)
+            config = compose(command, overrides=overrides)
         assert OmegaConf.to_container(config, throw_on_missing=False)
         n_composed += 1
     assert n_composed >= 20

@@ -69,7 +69,7 @@ def multirun_arms(words: list[str]) -> list[list[str]]:
 def untyped(words: list[str]) -> DictConfig:
     own = [word for word in words if not word.startswith("hydra.")]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=own)
+        return compose("train", overrides=own)
 
 
 def checked(config: DictConfig) -> Config:

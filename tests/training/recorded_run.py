@@ -19,7 +19,7 @@ from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.errors import Stopped
-from txl_lightning.ranks import further_ranks
+from txl_lightning.ranks import further_ranks, leaving
 from txl_lightning.training import run
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
@@ -30,8 +30,9 @@ Run = tuple[dict[str, Any], str, dict[str, Any]]
 
 def recorded_runs(runs: list[Run]) -> None:
     """Train several runs one after the other in the same processes."""
-    for run_of_list in runs:
-        recorded_run(*run_of_list)
+    with leaving():
+        for run_of_list in runs:
+            recorded_run(*run_of_list)
 
 
 def run_on_all(runs: list[Run], n_ranks: int) -> None:

@@ -246,6 +246,6 @@ def _groups(overrides: tuple[str, ...]) -> DictConfig:
         path = [] if other else ["data.path=TEXT"]
         tiny = [word for word in TINY if not (other and word == "data.level=byte")]
         return compose(
-            "config",
+            "train",
             overrides=[*tiny, *path, "data.cache_dir=CACHE", *overrides],
         )

@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
-from txl_lightning.errors import COUNT, LENGTH, Rule, check, one_of, require, require_memory
+from txl_lightning.errors import (
+    Count,
+    Length,
+    Rule,
+    check,
+    one_of,
+    require,
+    require_memory,
+)
 from txl_lightning.registry import Guests
 
-PROBABILITY: Rule = (lambda x: 0.0 <= x < 1.0, "must be a probability in [0, 1)")
-POSITIVE: Rule = (lambda x: 0 < x < math.inf, "must be a number > 0 and finite")
-CLAMP: Rule = (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0")
-TERMS: Rule = (
+Probability = Annotated[float, (lambda x: 0.0 <= x < 1.0, "must be a probability in [0, 1)")]
+Positive = Annotated[float, (lambda x: 0 < x < math.inf, "must be a number > 0 and finite")]
+CLAMP = (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0")
+TERMS = (
     lambda x: set(x) <= set("abcd") and len(set(x)) == len(x),
     "must be letters of abcd, each at most once",
 )
-CUTOFFS: Rule = (
+CUTOFFS = (
     lambda x: all(isinstance(b, int) and a < b for a, b in itertools.pairwise((0, *x))),
     "must be ascending integers >= 1",
 )
-ACCEPTED: dict[type, tuple[type, ...]] = {float: (int, float), tuple: (list, tuple)}
-
-
-def option(default: Any, *rules: Rule, name: str = "") -> Any:
-    """Return a field with rules for its values; `name` is the option's name, if it differs."""
-    return field(default=default, metadata={"rules": rules, "option": name})
+UNKNOWN = "???"  # a value that Hydra has yet to fill in
+# Options of the model that are not in the group `model`.
+OF_OTHER_GROUPS = {
+    "encoding": "encoding.name",
+    "table_len": "encoding.table_len",
+    "mem_len": "memory.mem_len",
+    "memory_start": "memory.start",
+    "memory_reset": "memory.reset",
+}
+ACCEPTED: Any = {float: (int, float), tuple: (list, tuple)}
 
 
 @dataclass(frozen=True)
@@ -54,51 +67,73 @@ class EncodingKind:
 KINDS: Guests[EncodingKind] = Guests("encoding", "txl_lightning.model.encodings")
 
 
-def kind_named(name: str) -> EncodingKind:
-    """Return an encoding's properties.
-
-    Raises:
-        OptionError: there is no encoding with this name, or a user's file cannot be imported.
-    """
-    return KINDS.named(name)
-
-
 def check_type(name: str, value: Any, default: Any) -> None:
-    """Raise `OptionError` if a value's type differs from the default's, or if torch cannot hold a number."""
+    """Raise `OptionError` if a value's type differs from the default's."""
     kind = type(default)
-    if default is not None and default is not MISSING:
+    if value is not None and default not in (None, MISSING, UNKNOWN):
         is_right = isinstance(value, ACCEPTED.get(kind, kind))
         require(is_right, name, value, f"must be of type {kind.__name__}")
-    is_large = isinstance(value, int) and abs(value) >= 2**60
-    require(not is_large, name, value, "must be below 2^60")
+
+
+@cache
+def rules_of(kind: Any) -> dict[str, list[Rule]]:
+    """Return the rules for each option, which stand in its annotation: `Annotated[type, rule, …]`.
+
+    A class may annotate an option anew, with another default; the rules of its parents count too.
+    """
+    rules: dict[str, list[Rule]] = {}
+    for base in kind.__mro__:
+        for name, hint in get_type_hints(base, include_extras=True).items():
+            known = rules.setdefault(name, [])
+            for part in (hint, *get_args(hint)):  # the second for `… | None`
+                known += getattr(part, "__metadata__", ())
+    return rules
+
+
+class Options:
+    """Options that check their values; a subclass adds rules for several options in `__post_init__`.
+
+    Raises:
+        OptionError: a value is not allowed; the message names it, with `prefix` in front.
+    """
+
+    prefix: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        options: Any = self  # a dataclass
+        kind: Any = type(self)
+        rules = rules_of(kind)
+        for described in fields(options):
+            value = getattr(self, described.name)
+            if value != UNKNOWN:
+                name = f"{self.prefix}{described.name}".removesuffix(".name")
+                check_type(name, value, described.default)
+                check(name, value, *rules[described.name])
 
 
 def option_names(architecture: type) -> dict[str, str]:
     """Return the option of every field as typed on the command line; the corpus gives `vocab_size`."""
-    names = {}
-    for f in fields(architecture):
-        if f.name != "vocab_size":
-            names[f.name] = f.metadata.get("option") or f"model.{f.name}"
+    names = {field.name: f"model.{field.name}" for field in fields(architecture)}
+    del names["vocab_size"]
+    if "mem_len" in names:
+        names.update(OF_OTHER_GROUPS)
     return names
 
 
 def options_beside(architecture: type, core: type) -> dict[str, Any]:
-    """Return the defaults for the fields that a variant's config adds to the core's; ??? for none."""
-    known = {f.name for f in fields(core)}
+    """Return the defaults for the fields that a variant's config adds to the core's."""
+    known = [described.name for described in fields(core)]
     defaults = {}
-    for f in fields(architecture):
-        if f.name in known:
-            continue
-        defaults[f.name] = f.default
-        if f.default_factory is not MISSING:
-            defaults[f.name] = f.default_factory()
-        elif f.default is MISSING:
-            defaults[f.name] = "???"
+    for described in fields(architecture):
+        if described.name not in known:
+            defaults[described.name] = described.default
+            if callable(described.default_factory):
+                defaults[described.name] = described.default_factory()
     return defaults
 
 
 @dataclass(kw_only=True)
-class ModelOptions:
+class ModelOptions(Options):
     """Options for every model, in the group `model`.
 
     Args:
@@ -112,13 +147,13 @@ class ModelOptions:
             `none` as on One Billion Word, or `all`.
     """
 
-    n_layer: int = option(12, COUNT)
-    d_model: int = option(512, COUNT)
-    dropout: float = option(0.1, PROBABILITY)
-    d_embed: int | None = option(None, COUNT)
-    cutoffs: tuple[int, ...] = option((), CUTOFFS)
-    div_val: int = option(1, COUNT)
-    tie_projections: str = option("all_but_first", one_of("all_but_first", "all", "none"))
+    n_layer: Count = 12
+    d_model: Count = 512
+    dropout: Probability = 0.1
+    d_embed: Count | None = None
+    cutoffs: Annotated[tuple[int, ...], CUTOFFS] = ()
+    div_val: Count = 1
+    tie_projections: Annotated[str, one_of("all_but_first", "all", "none")] = "all_but_first"
 
 
 @dataclass
@@ -132,20 +167,15 @@ class Architecture(ModelOptions):
         OptionError: a value is not allowed; the message names it.
     """
 
-    vocab_size: int | None = option(MISSING, COUNT)
+    vocab_size: Count | None
     initial_only: ClassVar[frozenset[str]] = frozenset()  # fields that only initialize weights
 
     def __post_init__(self) -> None:
-        for kind in type(self).__mro__:
-            # A class may give an option another default, without its rules.
-            for described in fields(kind) if is_dataclass(kind) else ():
-                value = getattr(self, described.name)
-                check_type(described.name, value, described.default)
-                check(described.name, value, *described.metadata.get("rules", ()))
+        super().__post_init__()
         if self.cutoffs:
             below = f"must be below the {self.vocab_size} tokens of the vocabulary"
             fits = self.cutoffs[-1] < (self.vocab_size or 0)
-            require(fits, "cutoffs", list(self.cutoffs), below)
+            require(fits, "cutoffs", self.cutoffs, below)
         narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)
         wide = "must leave the last cluster an embedding of width >= 1"
         require(narrowest >= 1, "div_val", self.div_val, wide)
@@ -178,19 +208,19 @@ class TransformerXLOptions(ModelOptions):
             do not enter the memory.
     """
 
-    n_head: int = option(8, COUNT)
-    d_head: int = option(64, COUNT)
-    d_inner: int = option(2048, COUNT)
-    attention_dropout: float = option(0.0, PROBABILITY)
+    n_head: Count = 8
+    d_head: Count = 64
+    d_inner: Count = 2048
+    attention_dropout: Probability = 0.0
     pre_norm: bool = False
-    layer_norm_epsilon: float = option(1e-5, POSITIVE)
-    init_std: float = option(0.02, POSITIVE)
+    layer_norm_epsilon: Positive = 1e-5
+    init_std: Positive = 0.02
     untie_biases: bool = False
-    terms: str = option("abcd", TERMS)
+    terms: Annotated[str, TERMS] = "abcd"
     same_length: bool = False
     extra_key: bool = False
-    clamp_len: int = option(-1, CLAMP)
-    ext_len: int = option(0, LENGTH)
+    clamp_len: Annotated[int, CLAMP] = -1
+    ext_len: Length = 0
 
 
 @dataclass
@@ -212,11 +242,11 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
     """
 
     _: KW_ONLY
-    encoding: str = option("relative", name="encoding.name")
-    table_len: int | None = option(None, COUNT, name="encoding.table_len")
-    mem_len: int = option(512, LENGTH, name="memory.mem_len")
-    memory_start: str = option("empty", one_of("empty", "zeros"), name="memory.start")
-    memory_reset: str = option("never", one_of("never", "document"), name="memory.reset")
+    encoding: str = "relative"
+    table_len: Count | None = None
+    mem_len: Length = 512
+    memory_start: Annotated[str, one_of("empty", "zeros")] = "empty"
+    memory_reset: Annotated[str, one_of("never", "document")] = "never"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,9 +254,8 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
         by = f"encoding={self.encoding}"
         even = "must be an even integer (half of a position is sine, half cosine)"
         require(self.d_model % 2 == 0, "d_model", self.d_model, even)
-        if self.kind.table is not None:
-            given = self.table_len is not None
-            require(given, "table_len", self.table_len, f"must be given for {by}")
+        has_rows = self.kind.table is None or self.table_len is not None
+        require(has_rows, "table_len", self.table_len, f"must be given for {by}")
         if self.memory_reset == "document":
             empty = "must be empty with memory_reset=document"
             require(start == "empty", "memory_start", start, empty)
@@ -251,7 +280,7 @@ class TransformerXLConfig(TransformerXLOptions, Architecture):
     @property
     def kind(self) -> EncodingKind:
         """The encoding's properties."""
-        return kind_named(self.encoding)
+        return KINDS.named(self.encoding)
 
     @property
     def attention_len(self) -> int | None:
@@ -282,10 +311,10 @@ class RecurrentOptions(ModelOptions):
             weights, all weights in a QRNN layer.
     """
 
-    n_layer: int = option(2, COUNT)
-    cell: str = option("lstm", one_of("lstm", "qrnn"))
-    hidden_dropout: float = option(0.1, PROBABILITY)
-    weight_dropout: float = option(0.0, PROBABILITY)
+    n_layer: Count = 2
+    cell: Annotated[str, one_of("lstm", "qrnn")] = "lstm"
+    hidden_dropout: Probability = 0.1
+    weight_dropout: Probability = 0.0
 
 
 @dataclass

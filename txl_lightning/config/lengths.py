@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from txl_lightning.config.architecture import kind_named
+from txl_lightning.config.architecture import KINDS
 from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXLModelConfig
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import require
 
 OPTIONS = ("mem_len", "ext_len", "same_length", "clamp_len")  # absent for a recurrent model
 
@@ -80,9 +80,11 @@ class Lengths:
 
 def table_len(config: Config) -> int | None:
     """Return the rows in a trained position table: as given, or as training needs; None without a table."""
-    table = kind_named(config.encoding.name).table
-    given = getattr(config.encoding, "table_len", None)
+    table = KINDS.named(config.encoding.name).table
+    given = config.encoding.table_len
     if given is not None or table is None:
+        allowed = f"must be null: encoding={config.encoding.name} has no table"
+        require(given is None or table is not None, "encoding.table_len", given, allowed)
         return given
     trained = training_lengths(config)
     if table == "distances":
@@ -115,12 +117,10 @@ def position_limit(config: Config) -> int | None:
 
     For a converted `al_rfou` checkpoint this is its table's length.
     """
-    if (
-        not isinstance(config.model, TransformerXLModelConfig)
-        or not kind_named(config.encoding.name).absolute
-    ):
+    trained = training_lengths(config)
+    if trained.mem_len is None or not KINDS.named(config.encoding.name).absolute:
         return None
-    return max(table_len(config) or 0, training_lengths(config).window)
+    return max(table_len(config) or 0, trained.window)
 
 
 def evaluation_lengths(config: Config) -> Lengths:
@@ -130,23 +130,18 @@ def evaluation_lengths(config: Config) -> Lengths:
         OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.
     """
     trained = training_lengths(config)
-    evaluation = config.evaluation
-    changed: dict[str, Any] = {"segment_len": evaluation.segment_len}
+    lengths = replace(trained, segment_len=config.evaluation.segment_len)
     for name in OPTIONS:
-        value = getattr(evaluation, name)
+        value = getattr(config.evaluation, name)
         if value is not None:
             allowed = f"must be null: {config.model.name} has no such length"
             require(trained.mem_len is not None, f"evaluation.{name}", value, allowed)
-            changed[name] = value
-    lengths = replace(trained, **changed)
-    mem_len = lengths.mem_len or 0
-    require(mem_len >= 0, "evaluation.mem_len", mem_len, "must be an integer >= 0")
+            lengths = replace(lengths, **{name: value})
     limit = position_limit(config)
-    if limit is not None and lengths.window > limit:
-        name = "ext_len" if evaluation.ext_len else "segment_len"
+    if limit is not None:
         allowed = f"segment_len + ext_len = {lengths.window} must be at most {limit}, "
         allowed += f"the positions that encoding={config.encoding.name} was trained with"
-        raise OptionError(f"evaluation.{name}", getattr(evaluation, name), allowed)
+        require(lengths.window <= limit, "evaluation.segment_len", lengths.segment_len, allowed)
     return lengths
 
 
@@ -166,14 +161,11 @@ def in_windows(config: Config) -> Config:
     `max_segments` and `trainer.val_max_segments` still cover the same tokens. A config with a memory, with its extended
     context set (also 0, for bare segments) or with a recurrent model stays as it is.
     """
-    trained = training_lengths(config)
+    lengths = evaluation_lengths(config)
     evaluation = config.evaluation
     trainer = config.trainer
-    W = evaluation.segment_len
-    mem_len = evaluation.mem_len
-    if mem_len is None:
-        mem_len = trained.mem_len
-    if mem_len != 0 or evaluation.ext_len is not None or trained.ext_len or W < 2:
+    W = lengths.segment_len
+    if lengths.mem_len != 0 or lengths.ext_len or evaluation.ext_len is not None or W < 2:
         return config
     scored = max(1, W // 4)
     if trainer.val_max_segments is not None:
@@ -195,7 +187,7 @@ def trained_clamp(config: Config) -> int | None:
     given = config.evaluation.clamp_len
     if trained.clamp_len is None or given is not None:
         return given
-    kind = kind_named(config.encoding.name)
+    kind = KINDS.named(config.encoding.name)
     if trained.clamp_len > 0 or kind.absolute or kind.extrapolates or kind.rotates:
         return trained.clamp_len
     distance = trained.farthest_distance

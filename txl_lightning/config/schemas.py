@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 from omegaconf import MISSING, OmegaConf, open_dict
-from omegaconf.errors import ValidationError
 
 from txl_lightning.config.architecture import (
-    POSITIVE,
     ModelOptions,
+    Options,
+    Positive,
     RecurrentOptions,
     TransformerXLOptions,
-    option,
 )
 from txl_lightning.errors import (
-    COUNT,
     LENGTH,
+    Count,
+    Length,
     OptionError,
-    Rule,
+    Threads,
     UserError,
     at_most,
-    check,
     one_of,
     require,
 )
 from txl_lightning.registry import load_guests, of_a_file
 
-PACKAGE = Path(__file__).parents[1]
-CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+CONF = Path(__file__).parents[1] / "conf"
+if not CONF.is_dir():  # in a checkout
+    CONF = Path(__file__).parents[2] / "conf"
 
-BETAS: Rule = (
+BETAS = (
     lambda x: [0 <= beta < 1 for beta in x] == [True, True],
     "must be two numbers in [0, 1)",
 )
-SEED: Rule = (
-    lambda x: 0 <= x < 2**32,
-    "must be an integer >= 0 and below 2^32",
-)  # NumPy's generators need it too
-AT_LEAST_ZERO: Rule = (lambda x: 0 <= x < math.inf, "must be >= 0 and finite")
+Seed = Annotated[int, (lambda x: 0 <= x < 2**32, "must be an integer >= 0 and below 2^32")]
+AT_LEAST_ZERO = (lambda x: 0 <= x < math.inf, "must be >= 0 and finite")
 
 WITHOUT_PATH = (None, "auto")  # values for `resume` that name no checkpoint
 
@@ -62,6 +60,7 @@ class ModelConfig(ModelOptions):
         name: the model's name in W&B and in tables.
     """
 
+    prefix = "model."
     name: str = MISSING
 
 
@@ -76,30 +75,22 @@ class RecurrentModelConfig(RecurrentOptions, ModelConfig):
 
 
 @dataclass
-class EncodingConfig:
+class EncodingConfig(Options):
     """Group `encoding` (see `EncodingKind`).
 
     Attributes:
         name: position encoding, built in or registered by your file.
-    """
-
-    name: str = MISSING
-
-
-@dataclass
-class TableEncodingConfig(EncodingConfig):
-    """Group `encoding` for one with a trained table.
-
-    Attributes:
-        table_len: rows in the trained table; null for as many as training needs: segment + extended context, and for
+        table_len: rows in a trained table; null for as many as training needs: segment + extended context, and for
             shaw the memory too.
     """
 
+    prefix = "encoding."
+    name: str = MISSING
     table_len: int | None = None
 
 
 @dataclass
-class MemoryConfig:
+class MemoryConfig(Options):
     """Group `memory`: the memory's length in training, its start and its reset.
 
     Attributes:
@@ -111,15 +102,16 @@ class MemoryConfig:
         reset: never, or document to hide all that stands before the document (see `data.document_start`).
     """
 
+    prefix = "memory."
     mem_len: int = MISSING
     segments: int | None = None
-    gradient_segments: int = option(0, LENGTH, at_most("gradient_segments"))
+    gradient_segments: Annotated[int, LENGTH, at_most(1_000)] = 0
     start: str = "empty"
     reset: str = "never"
 
 
 @dataclass
-class DataConfig:
+class DataConfig(Options):
     """Group `data`: the corpus, its level, and the training streams.
 
     Attributes:
@@ -138,6 +130,7 @@ class DataConfig:
         segment_len: T, tokens per training segment.
     """
 
+    prefix = "data."
     name: str = MISSING
     level: str = "byte"
     vocab_size: int | None = None
@@ -148,8 +141,8 @@ class DataConfig:
     random_start: bool = False
     document_start: str | None = None
     cache_dir: str = "~/.cache/txl_lightning"
-    batch_size: int = option(MISSING, COUNT)
-    segment_len: int = option(MISSING, COUNT)
+    batch_size: Count = MISSING
+    segment_len: Count = MISSING
 
 
 @dataclass
@@ -177,7 +170,7 @@ class FileData(DataConfig):
     format: str | None = None
     skip_bad: bool = False
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
-    sentence_marks: str = option("start", one_of("start", "both"))
+    sentence_marks: Annotated[str, one_of("start", "both")] = "start"
     dtype: str | None = None
     names: str | None = None
 
@@ -190,7 +183,7 @@ class Enwik8Data(DataConfig):
         newlines: dropped as in the paper, or kept.
     """
 
-    newlines: str = option("dropped", one_of("dropped", "kept"))
+    newlines: Annotated[str, one_of("dropped", "kept")] = "dropped"
 
 
 @dataclass
@@ -201,7 +194,7 @@ class Lm1bData(DataConfig):
         sentence_marks: <S> before each sentence, or at both ends as in the TensorFlow code.
     """
 
-    sentence_marks: str = option("start", one_of("start", "both"))
+    sentence_marks: Annotated[str, one_of("start", "both")] = "start"
 
 
 @dataclass
@@ -219,7 +212,7 @@ class RecallData(DataConfig):
     distance: Any = None
     repeats: float = 0.9
     symbols: int = 8
-    n_tokens: int = option(400_000, COUNT)
+    n_tokens: Count = 400_000
     text_seed: int = 1
 
 
@@ -248,17 +241,15 @@ def file_data(data: DataConfig, path: Any, level: str) -> FileData:
     known = ("path", "dtype", "format", "column")
     allowed = f"may have {', '.join(known)}"
     require(set(of_files) <= set(known), "data.path", of_files, allowed)
-    shared: dict[str, Any] = {}
-    for option_of_file in fields(FileData):
-        if hasattr(data, option_of_file.name):
-            shared[option_of_file.name] = getattr(data, option_of_file.name)
-    shared.update(name="file", level=level, dtype=None, format=None, column=None)
-    shared.update(of_files)
-    return FileData(**shared)
+    read_as = FileData()
+    for name in vars(read_as):
+        if name not in known and hasattr(data, name):
+            setattr(read_as, name, getattr(data, name))
+    return replace(read_as, name="file", level=level, **of_files)
 
 
 @dataclass
-class EvaluationConfig:
+class EvaluationConfig(Options):
     """Node `evaluation`: lengths for validation and test; null ones are training's, whatever `segment_len` is.
 
     The paper's train.py keeps memory plus segment constant: set `mem_len` for that.
@@ -273,17 +264,18 @@ class EvaluationConfig:
         max_segments: segments in the final evaluation; null for the whole split.
     """
 
-    batch_size: int = option(10, COUNT)
-    segment_len: int = option(MISSING, COUNT)
-    mem_len: int | None = None
-    ext_len: int | None = None
+    prefix = "evaluation."
+    batch_size: Count = 10
+    segment_len: Count = MISSING
+    mem_len: Length | None = None
+    ext_len: Length | None = None
     same_length: bool | None = None
     clamp_len: int | None = None
-    max_segments: int | None = option(None, COUNT)
+    max_segments: Count | None = None
 
 
 @dataclass
-class OptimizerConfig:
+class OptimizerConfig(Options):
     """Group `optimizer`: Adam, AdamW or Muon, linear warm-up, then cosine decay or constant, gradient clipping.
 
     With `_target_` the group accepts that class's arguments, such as `optimizer.momentum=0.9`; `typed` gathers them in
@@ -306,23 +298,31 @@ class OptimizerConfig:
             is bf16-true under mixed precision and 32-true otherwise.
     """
 
-    name: str = option(MISSING, one_of("adam", "adamw", "muon"))
+    prefix = "optimizer."
+    name: Annotated[str, one_of("adam", "adamw", "muon")] = MISSING
     _target_: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
-    lr: float = option(MISSING, POSITIVE)
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999], metadata={"rules": (BETAS,)})
-    weight_decay: float = option(0.0, AT_LEAST_ZERO)
-    weight_decay_on: str = option("matrices", one_of("matrices", "all"))
-    schedule: str = option("cosine", one_of("cosine", "constant"))
+    lr: Positive = MISSING
+    betas: Annotated[list[float], BETAS] = field(default_factory=lambda: [0.9, 0.999])
+    weight_decay: Annotated[float, AT_LEAST_ZERO] = 0.0
+    weight_decay_on: Annotated[str, one_of("matrices", "all")] = "matrices"
+    schedule: Annotated[str, one_of("cosine", "constant")] = "cosine"
     decay_after_warmup: bool = False
-    warmup_steps: int = option(0, LENGTH)
-    min_lr: float = option(0.0, AT_LEAST_ZERO)
-    clip_norm: float = option(0.25, (lambda x: x >= 0, "must be >= 0 (0 for no clipping)"))
-    ns_precision: str = option("bf16-true", one_of("auto", "bf16-true", "32-true"))
+    warmup_steps: Length = 0
+    min_lr: Annotated[float, AT_LEAST_ZERO] = 0.0
+    clip_norm: Annotated[float, (lambda x: x >= 0, "must be >= 0 (0 for no clipping)")] = 0.25
+    ns_precision: Annotated[str, one_of("auto", "bf16-true", "32-true")] = "bf16-true"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._target_ is None:
+            for name, value in self.arguments.items():
+                allowed = "no such option without optimizer._target_=CLASS"
+                raise OptionError(f"optimizer.{name}", value, allowed)
 
 
 @dataclass
-class TrainerConfig:
+class TrainerConfig(Options):
     """Group `trainer`: steps, hardware, and intervals for logging and validation.
 
     The group accepts every other argument that Lightning's Trainer has, such as `trainer.limit_train_batches=3`;
@@ -344,25 +344,34 @@ class TrainerConfig:
         lightning: further arguments for Lightning's Trainer; give them as trainer.ARGUMENT=VALUE.
     """
 
-    max_steps: int = option(MISSING, COUNT)
-    accelerator: str = option("cpu", one_of("auto", "cpu", "gpu", "mps"))
-    devices: int = option(1, COUNT)
-    num_nodes: int = option(1, COUNT)
-    stream_groups: int = option(1, COUNT)
-    precision: str = option(
-        "32-true", one_of("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
+    prefix = "trainer."
+    max_steps: Count = MISSING
+    accelerator: Annotated[str, one_of("auto", "cpu", "gpu", "mps")] = "cpu"
+    devices: Count = 1
+    num_nodes: Count = 1
+    stream_groups: Count = 1
+    precision: Annotated[str, one_of("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")] = (
+        "32-true"
     )
-    num_threads: int | None = option(None, COUNT, at_most("threads"))
+    num_threads: Threads | None = None
     compile: bool = False
-    log_every_n_steps: int = option(50, COUNT)
-    val_every_n_steps: int | None = option(None, COUNT)
-    val_max_segments: int | None = option(None, COUNT)
+    log_every_n_steps: Count = 50
+    val_every_n_steps: Count | None = None
+    val_max_segments: Count | None = None
     progress_bar: bool = True
     lightning: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in self.lightning.items():
+            ours = LIGHTNINGS_NAMES.get(f"trainer.{name}")
+            require(ours is None, f"trainer.{name}", value, f"is {ours} here")
+        if "check_val_every_n_epoch" in self.lightning:
+            self.val_every_n_steps = None
+
 
 @dataclass
-class CheckpointConfig:
+class CheckpointConfig(Options):
     """Node `checkpoint`: how often to save, in addition to validation and the run's end.
 
     Attributes:
@@ -370,12 +379,13 @@ class CheckpointConfig:
         every_n_steps: steps between checkpoints, besides the ones after validations.
     """
 
+    prefix = "checkpoint."
     enabled: bool = True
-    every_n_steps: int = option(500, COUNT)
+    every_n_steps: Count = 500
 
 
 @dataclass
-class ContextCurveConfig:
+class ContextCurveConfig(Options):
     """Node `context_curve`: validation loss with exactly c context tokens, and RECL, during training.
 
     Measured at 500 positions in the split, in blocks; RECL on the hardest 10 %, 50 % and all positions.
@@ -385,12 +395,13 @@ class ContextCurveConfig:
         max_context: the largest of the eight context lengths c.
     """
 
-    every_n_steps: int | None = option(None, COUNT)
-    max_context: int = option(128, (lambda x: x >= 8, "must be an integer >= 8"))
+    prefix = "context_curve."
+    every_n_steps: Count | None = None
+    max_context: Annotated[int, (lambda x: x >= 8, "must be an integer >= 8")] = 128
 
 
 @dataclass
-class ExtrasConfig:
+class ExtrasConfig(Options):
     """Node `extras`, as in lightning-hydra-template.
 
     Attributes:
@@ -399,13 +410,14 @@ class ExtrasConfig:
         print_config: whether the whole config is printed before the run.
     """
 
+    prefix = "extras."
     ignore_warnings: bool = False
     enforce_tags: bool = False
     print_config: bool = False
 
 
 @dataclass
-class LoggerConfig:
+class LoggerConfig(Options):
     """Group `logger`: where the curves go.
 
     The group accepts Lightning loggers, such as `logger.mine={_target_: CLASS, name: curves}`; `typed` gathers them in
@@ -419,15 +431,22 @@ class LoggerConfig:
         each: loggers; give them as logger.NAME={_target_: CLASS, ARGUMENT: VALUE, …}. null is W&B's.
     """
 
+    prefix = "logger."
     project: str = "txl_lightning"
-    mode: str = option("offline", one_of("offline", "online", "disabled"))
+    mode: Annotated[str, one_of("offline", "online", "disabled")] = "offline"
     group: str | None = None
     tags: list[str] = field(default_factory=list)
     each: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        arguments = self.each.get("wandb")
+        allowed = "has the options logger.project, logger.mode, logger.group and logger.tags"
+        require(arguments is None, "logger.wandb", arguments, allowed)
+
 
 @dataclass
-class Config:
+class Config(Options):
     """Config for one training run.
 
     `variant` is empty, or names a variant in `txl_lightning.variants` together with its options; `architecture`
@@ -460,7 +479,7 @@ class Config:
     callbacks: dict[str, Any] = field(default_factory=dict)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     extras: ExtrasConfig = field(default_factory=ExtrasConfig)
-    loss: str = option("full", one_of("full", "half", "random_half"))
+    loss: Annotated[str, one_of("full", "half", "random_half")] = "full"
     ckpt_path: str | None = None
     resume: str | None = None
     initial_weights: str | None = None
@@ -468,42 +487,14 @@ class Config:
     test: bool = True
     tags: list[str] = field(default_factory=list)
     task_name: str = "."
-    seed: int = option(1, SEED)
+    seed: Seed = 1
 
 
-def check_logger(logger: LoggerConfig) -> None:
-    """Raise `OptionError` for arguments of W&B's logger."""
-    given = logger.each.get("wandb")
-    allowed = "has the options logger.project, logger.mode, logger.group and logger.tags"
-    require(given is None, "logger.wandb", given, allowed)
-
-
-def check_values(options: Any, group: str = "") -> None:
-    """Raise `OptionError` if a value breaks its field's rules; null is allowed where its type has it.
-
-    Args:
-        options: dataclass with options, including its groups.
-        group: its name with a dot, for errors.
-    """
-    for f in fields(options):
-        value, option = getattr(options, f.name), f"{group}{f.name}"
-        if is_dataclass(value):
-            check_values(value, f"{option}.")
-        check(option.removesuffix(".name"), value, *f.metadata.get("rules", ()))
-
-
-# Open groups, and the field that gathers other libraries' arguments.
+# Groups that take other libraries' arguments without `+`, and the field that gathers them.
 OPEN_GROUPS = {
     "trainer": (TrainerConfig, "lightning"),
     "optimizer": (OptimizerConfig, "arguments"),
     "logger": (LoggerConfig, "each"),
-}
-# Arguments of Lightning's Trainer that are another option here.
-SAME_IN_LIGHTNING = {
-    "enable_checkpointing": "checkpoint.enabled",
-    "enable_progress_bar": "trainer.progress_bar",
-    "limit_test_batches": "evaluation.max_segments",
-    "limit_val_batches": "trainer.val_max_segments",
 }
 
 
@@ -513,54 +504,49 @@ def typed(config: Any) -> Any:
     Where `OPEN_GROUPS` accepts other libraries' arguments, one field gathers them.
 
     Raises:
-        OptionError: such an argument was given, but no class that has it.
+        OptionError: a value is not allowed.
     """
     config = config.copy()
     OmegaConf.set_readonly(config, False)
     with open_dict(config):
         for name, (kind, gathered) in OPEN_GROUPS.items():
-            if name in config:
-                _gather(config[name], kind, gathered)
-        if "trainer" in config:
-            arguments = config.trainer.lightning
-            for argument, option in SAME_IN_LIGHTNING.items():
-                if argument in arguments:
-                    value = arguments.pop(argument)
-                    try:
-                        OmegaConf.update(config, option, value)
-                    except ValidationError as error:
-                        allowed = f"must have the same type as {option}"
-                        raise OptionError(f"trainer.{argument}", value, allowed) from error
-            if "check_val_every_n_epoch" in arguments:
-                config.trainer.val_every_n_steps = None
-    options: Any = OmegaConf.to_object(config)
-    optimizer = getattr(options, "optimizer", None)
-    if optimizer is not None and optimizer._target_ is None:
-        for argument, value in optimizer.arguments.items():
-            allowed = "no such option without optimizer._target_=CLASS"
-            raise OptionError(f"optimizer.{argument}", value, allowed)
-    return options
+            group = config.get(name, {})
+            known = [described.name for described in fields(kind)]
+            for argument in list(group):
+                if argument not in known:
+                    group[gathered][argument] = group.pop(argument)
+    return OmegaConf.to_object(config)
 
 
-def _gather(group: Any, kind: type, gathered: str) -> None:
-    """Move a group's keys that its dataclass lacks into one field."""
-    known = {option_of_group.name for option_of_group in fields(kind)}
-    for argument in [key for key in group if key not in known]:
-        group[gathered][argument] = group.pop(argument)
+def schemas() -> dict[str, Any]:
+    """Return the schemas that Hydra composes for `GROUP/NAME` or `NAME`, beside the files in `conf/`."""
+    kinds: dict[str, Any] = {
+        "model/schema": TransformerXLModelConfig,
+        "model/recurrent_schema": RecurrentModelConfig,
+        "encoding/schema": EncodingConfig,
+        "memory/schema": MemoryConfig,
+        "optimizer/schema": OptimizerConfig,
+        "trainer/schema": TrainerConfig,
+        "logger/schema": LoggerConfig,
+        "data/schema": DataConfig,
+    }
+    for corpus, options in OWN_OPTIONS.items():
+        kinds[f"data/{corpus}_schema"] = options
+    nodes: dict[str, Any] = {
+        "callbacks/schema": OmegaConf.create(flags={"struct": False}),
+    }
+    for path, kind in kinds.items():
+        node = OmegaConf.structured(kind)
+        if issubclass(kind, DataConfig):
+            node.seed = "${seed}"
+        OmegaConf.set_struct(node, path.split("/")[0] not in OPEN_GROUPS)
+        nodes[path] = node
+    return nodes
 
 
-def open_schema(kind: type) -> Any:
-    """Return the schema for a dataclass that takes other keys without `+`; `dict` for a group without options."""
-    schema = OmegaConf.structured(kind) if is_dataclass(kind) else OmegaConf.create()
-    OmegaConf.set_struct(schema, False)
-    return schema
-
-
-def plain(config: Any) -> dict[str, Any]:
-    """Return a config as plain dicts, lists, numbers and strings, for checkpoints and loggers."""
-    return asdict(
-        config
-    )  # not through OmegaConf, for which a literal `${…}` would be an interpolation
+# A config as dicts, lists, numbers and strings, for checkpoints and loggers. Not through OmegaConf, for which a literal
+# `${…}` would be an interpolation.
+plain = asdict
 
 
 def stored(config: Config) -> dict[str, Any]:
@@ -592,9 +578,13 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 # Options of 0.5: old name -> new name. A group stands for its options too.
-RENAMED = {
-    "beyond": "variant",
-    "logger.each": "logger",
+RENAMED = {"beyond": "variant", "logger.each": "logger"}
+# Lightning's name -> the option that does the same here.
+LIGHTNINGS_NAMES = {
+    "trainer.enable_checkpointing": "checkpoint.enabled",
+    "trainer.enable_progress_bar": "trainer.progress_bar",
+    "trainer.limit_test_batches": "evaluation.max_segments",
+    "trainer.limit_val_batches": "trainer.val_max_segments",
 }
 # Old name -> what to do instead.
 REMOVED = {
@@ -613,20 +603,19 @@ REMOVED = {
 def why_refused(option: str) -> str | None:
     """Return the sentence that refuses an option from an earlier version; None for any other option."""
     for old, new in RENAMED.items():
-        if option == old or option.startswith(f"{old}."):
-            return f"is now {new}{option.removeprefix(old)}"
+        if f"{option}.".startswith(f"{old}."):
+            return f"{old} is now {new}"
     return REMOVED.get(option)
 
 
 def with_new_names(values: dict[str, Any]) -> dict[str, Any]:
     """Return a 0.5 checkpoint's config under this version's names, without removed options."""
-    options = dict(values)
+    options = deepcopy(values)
     if "beyond" in options:
         options["variant"] = options.pop("beyond")
     for old in REMOVED:
         group, _, name = old.partition(".")
-        if name in options[group]:
-            options[group] = {key: value for key, value in options[group].items() if key != name}
+        options[group].pop(name, None)
     return options
 
 
@@ -634,30 +623,22 @@ def from_plain(values: dict[str, Any]) -> Config:
     """Return the config from its `plain` form, as in checkpoints; its values are literal, also `${…}`.
 
     Raises:
-        OmegaConfBaseException: a key or type does not fit a config.
+        OptionError: a value is not allowed.
+        TypeError: an option is unknown.
     """
-    values = with_new_names(values)
-    schema = OmegaConf.structured(Config)
-    schema.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
-    schema.data = data_class(values["data"]["name"])
-    known = (path.stem for path in (CONF / "data").glob("*.yaml"))
-    if (
-        not set(values["data"]) <= set(schema.data)
-        and (name := values["data"]["name"]) not in known
-    ):
-        raise OptionError("data", name, f"must be a corpus of this version, or {of_a_file()}")
-    if "table_len" in values["encoding"]:
-        schema.encoding = TableEncodingConfig
-    config: Config = typed(OmegaConf.merge(schema, _literal(values)))
-    return config
-
-
-def _literal(value: Any) -> Any:
-    """Escape `${` for OmegaConf, in which a backslash before it counts."""
-    if isinstance(value, dict):
-        return {name: _literal(inner) for name, inner in value.items()}
-    if isinstance(value, str) and "\0" in value:
+    options = with_new_names(values)
+    if "\\u0000" in json.dumps(options):
         raise UserError("its config has a null byte, which no file name may have")
-    if isinstance(value, (list, tuple)):
-        return [_literal(inner) for inner in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+    kinds: Any = get_type_hints(Config)
+    kinds["model"] = TransformerXLModelConfig
+    if "cell" in options["model"]:
+        kinds["model"] = RecurrentModelConfig
+    corpus = options["data"]["name"]
+    kinds["data"] = data_class(corpus)
+    allowed = f"must be a corpus of this version, or {of_a_file()}"
+    for name in options["data"]:
+        require(hasattr(kinds["data"](), name), "data", corpus, allowed)
+    for name, values_of_group in options.items():
+        if is_dataclass(kinds.get(name)):
+            options[name] = kinds[name](**values_of_group)
+    return Config(**options)

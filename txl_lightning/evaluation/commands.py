@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import check_logger, check_values, plain
+from txl_lightning.config.schemas import plain
 from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.errors import OptionError, notice, require
 from txl_lightning.evaluation.hardware import set_threads
@@ -25,15 +25,13 @@ from txl_lightning.reporting import upload_lines
 
 
 def check_common_options(options: Any) -> None:
-    """Check field rules, `accelerator`, and the `logger` that some commands have.
+    """Check `accelerator`, and the `logger` that some commands have.
 
     Raises:
         OptionError: naming the option.
     """
-    check_values(options)
     chosen_device(options.accelerator)
     if hasattr(options, "logger"):
-        check_logger(options.logger)
         for name in options.logger.each:
             require(name == "wandb", "logger", name, "must be wandb or none")
 

@@ -23,12 +23,11 @@ from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import (
     Config,
     DataConfig,
+    EncodingConfig,
     FileData,
     Lm1bData,
     MemoryConfig,
-    TableEncodingConfig,
     TransformerXLModelConfig,
-    check_values,
     file_data,
     stored,
 )
@@ -67,7 +66,6 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     Raises:
         UserError: a file is missing or not a checkpoint, or the target's format cannot hold the model.
     """
-    check_values(options)
     target_format = options.target_format
     targets = {"txl", *WRITERS} - {options.source_format}
     allowed = f"must be one of {', '.join(sorted(targets))}"
@@ -272,7 +270,7 @@ def _write_run(model: TransformerXL, options: ConvertOptions, target: Path) -> N
         for field in fields(Config)
     }
     values["model"] = TransformerXLModelConfig(**groups["model"])
-    values["encoding"] = TableEncodingConfig(**groups["encoding"])
+    values["encoding"] = EncodingConfig(**groups["encoding"])
     values["memory"] = MemoryConfig(**groups["memory"])
     if options.source_format == "tensorflow":
         values["data"] = _as_in_tensorflow(options.data, given)

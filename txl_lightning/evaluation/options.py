@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import MISSING
 
-from txl_lightning.config.architecture import option
-from txl_lightning.config.schemas import SEED, Config, LoggerConfig
-from txl_lightning.errors import COUNT, LENGTH, Rule, at_most, one_of
+from txl_lightning.config.architecture import Options
+from txl_lightning.config.schemas import Config, LoggerConfig, Seed
+from txl_lightning.errors import COUNT, Count, Length, Rule, Threads, at_most, one_of
 
 TABLE_9 = (800, 1800, 2800, 3800)  # attention lengths
 OWN_SPLITS = ["valid", "test"]  # scored if none are given
@@ -19,7 +19,7 @@ LENGTHS: Rule = (lambda x: bool(x) and min(x) >= 1, "must be integers >= 1, at l
 
 
 @dataclass(kw_only=True)
-class MachineOptions:
+class MachineOptions(Options):
     """Options for every measurement.
 
     Args:
@@ -28,7 +28,7 @@ class MachineOptions:
     """
 
     accelerator: str = "cpu"
-    num_threads: int | None = option(None, COUNT, at_most("threads"))
+    num_threads: Threads | None = None
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class PrecisionOptions(MachineOptions):
             this machine.
     """
 
-    precision: str = option("32-true", one_of("32-true", "bf16-mixed", "auto"))
+    precision: Annotated[str, one_of("32-true", "bf16-mixed", "auto")] = "32-true"
 
 
 @dataclass(kw_only=True)
@@ -55,7 +55,7 @@ class LoggedOptions(MachineOptions):
 
 
 @dataclass
-class CheckpointOptions:
+class CheckpointOptions(Options):
     """Options for a measurement on one checkpoint.
 
     Args:
@@ -68,7 +68,7 @@ class CheckpointOptions:
 
 
 @dataclass(kw_only=True)
-class LengthOptions:
+class LengthOptions(Options):
     """Lengths and streams; null ones are the run's.
 
     Args:
@@ -81,11 +81,11 @@ class LengthOptions:
             limit if it has none.
     """
 
-    batch_size: int | None = option(None, COUNT)
-    segment_len: int | None = option(None, COUNT)
+    batch_size: Count | None = None
+    segment_len: Count | None = None
     mem_len: int | None = None
     clamp_len: int | None = None
-    max_segments: int | None = option(None, COUNT)
+    max_segments: Count | None = None
 
 
 @dataclass
@@ -105,18 +105,12 @@ class EvaluateOptions(LengthOptions, LoggedOptions, PrecisionOptions, Checkpoint
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
     """
 
-    splits: list[str] = field(
-        default_factory=list,
-        metadata={"rules": (OF_SPLITS,)},
-    )
+    splits: Annotated[list[str], OF_SPLITS] = field(default_factory=list)
     ext_len: int | None = None
     same_length: bool | None = None
-    attention_lengths: list[int] | None = field(
-        default=None,
-        metadata={"rules": (LENGTHS,)},
-    )
-    sweep_tokens: int | None = option(None, COUNT)
-    block_len: int = option(1000, COUNT)
+    attention_lengths: Annotated[list[int], LENGTHS] | None = None
+    sweep_tokens: Count | None = None
+    block_len: Count = 1000
     losses: bool = False
     continuations: str | None = None
     cached: bool = True
@@ -131,7 +125,7 @@ class AttentionOptions(LengthOptions, LoggedOptions, CheckpointOptions):
         same_length: whether every query attends to exactly mem_len keys, as in the paper's evaluation.
     """
 
-    split: str | None = option(None, one_of(*SPLITS))
+    split: Annotated[str, one_of(*SPLITS)] | None = None
     same_length: bool = True
 
 
@@ -152,16 +146,14 @@ class SpeedOptions(LoggedOptions):
         seed: seed for weights and text.
     """
 
-    n_layer: int = option(4, COUNT)
-    d_model: int = option(128, COUNT)
-    n_head: int = option(8, COUNT)
-    d_inner: int = option(512, COUNT)
-    segment_len: int = option(128, COUNT)
-    attention_lengths: list[int] = field(
-        default_factory=lambda: [*TABLE_9], metadata={"rules": (LENGTHS,)}
-    )
-    rounds: int = option(15, COUNT)
-    seed: int = option(1, SEED)
+    n_layer: Count = 4
+    d_model: Count = 128
+    n_head: Count = 8
+    d_inner: Count = 512
+    segment_len: Count = 128
+    attention_lengths: Annotated[list[int], LENGTHS] = field(default_factory=lambda: [*TABLE_9])
+    rounds: Count = 15
+    seed: Seed = 1
 
 
 @dataclass
@@ -188,17 +180,17 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
 
     prompt: str | None = None
     prompt_ids: list[int] | None = None
-    context: int | None = option(None, COUNT)
-    position: int = option(0, LENGTH)
-    split: str | None = option(None, one_of(*SPLITS))
-    n_tokens: int = option(500, COUNT)
-    n_samples: int = option(1, COUNT, at_most("samples"))
+    context: Count | None = None
+    position: Length = 0
+    split: Annotated[str, one_of(*SPLITS)] | None = None
+    n_tokens: Count = 500
+    n_samples: Annotated[int, COUNT, at_most(100_000)] = 1
     top_k: int | None = 40
     top_p: float = 1.0
     temperature: float = 1.0
     stop: str | None = None
-    seed: int = option(1, SEED)
-    mem_len: int | None = option(None, COUNT)
+    seed: Seed = 1
+    mem_len: Count | None = None
 
 
 @dataclass
@@ -220,7 +212,7 @@ class ConvertOptions(Config):
     """
 
     source: str = MISSING
-    source_format: str = option(MISSING, one_of("original", "huggingface", "tensorflow", "txl"))
+    source_format: Annotated[str, one_of("original", "huggingface", "tensorflow", "txl")] = MISSING
     target: str = MISSING
     target_format: str = MISSING
     memory_start: str | None = None

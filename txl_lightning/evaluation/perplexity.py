@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from txl_lightning.config.lengths import training_lengths
-from txl_lightning.config.schemas import check_values
 from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.errors import require
 from txl_lightning.evaluation.commands import (
@@ -116,7 +115,6 @@ def check_options(options: EvaluateOptions) -> None:
     Raises:
         OptionError: names the option.
     """
-    check_values(options)
     if options.attention_lengths is None:
         n = options.sweep_tokens
         require(n is None, "sweep_tokens", n, "is for attention_lengths=[…]")

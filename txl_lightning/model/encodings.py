@@ -231,8 +231,7 @@ def register_encoding(
             rotates=rotated,
             **properties,
         )
-        schema = "table_schema" if kind.table else "schema"
-        ENCODINGS.add(name, encoding, {"defaults": [schema, "_self_"]})
+        ENCODINGS.add(name, encoding, {"defaults": ["schema", "_self_"]})
         KINDS[name] = kind
         return encoding
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from txl_lightning.data.corpus import WHOLE
-from txl_lightning.errors import MOST, require
+from txl_lightning.errors import require
 from txl_lightning.evaluation.commands import check_common_options, log_results
 from txl_lightning.evaluation.hardware import autocast, chosen_precision, set_threads
 from txl_lightning.evaluation.losses import device_of
@@ -80,7 +80,7 @@ def checked_contexts(options: ReclOptions) -> Sequence[int]:
     contexts: Sequence[int] | None = options.contexts
     if contexts is None:
         contexts = range(options.first_context, options.max_context + 1, options.step)
-        is_grid = 2 <= len(contexts) <= MOST["contexts"]
+        is_grid = 2 <= len(contexts) <= 100_000
         allowed = "must be first_context + step or more, and give at most 100,000 contexts"
         require(is_grid, "max_context", options.max_context, allowed)
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)

@@ -148,7 +148,7 @@ def check_definition(
     are_fractions = are_different and 0 < min(fractions) <= max(fractions) <= 1
     require(are_fractions, "fractions", list(fractions), "must be different numbers in (0, 1]")
     require(0 < threshold < 1, "threshold", threshold, "must be in (0, 1)")
-    check("bootstrap", bootstrap, LENGTH, at_most("bootstrap"))
+    check("bootstrap", bootstrap, LENGTH, at_most(100_000))
 
 
 def _effective_context(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from txl_lightning.config.architecture import option
-from txl_lightning.config.schemas import SEED
-from txl_lightning.errors import COUNT, Rule, one_of
+from txl_lightning.config.schemas import Seed
+from txl_lightning.errors import Count, Rule, one_of
 from txl_lightning.evaluation.options import SPLITS, LoggedOptions, PrecisionOptions
 
 AT_LEAST_TWO: Rule = (lambda x: x >= 2, "must be an integer >= 2 (for a standard error)")
@@ -49,16 +48,16 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
     models: list[str] = field(default_factory=list)
     names: list[str] | None = None
     begin_of_text: bool | None = None
-    split: str | None = option(None, one_of(*SPLITS))
+    split: Annotated[str, one_of(*SPLITS)] | None = None
     contexts: list[int] | None = None
-    first_context: int = option(16, COUNT)
-    step: int = option(16, COUNT)
+    first_context: Count = 16
+    step: Count = 16
     max_context: int = 256
-    n_positions: int = option(1000, AT_LEAST_TWO)
-    position_seed: int | None = option(None, NOT_NEGATIVE)
+    n_positions: Annotated[int, AT_LEAST_TWO] = 1000
+    position_seed: Annotated[int, NOT_NEGATIVE] | None = None
     fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
     threshold: float = 0.01
     bootstrap: int = 1000
-    documents: str = option("respect", one_of("respect", "ignore"))
-    seed: int = option(1, SEED)
+    documents: Annotated[str, one_of("respect", "ignore")] = "respect"
+    seed: Seed = 1
     data_path: Any = None

@@ -15,7 +15,6 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from txl_lightning.errors import OptionError, require
@@ -92,12 +91,10 @@ def load_guests() -> None:
     """
     for place in os.environ.get(VARIABLE, "").split(","):
         place = place.strip()
-        if not place:
-            continue
         try:
             if place.endswith(".py"):
                 _import_file(place)
-            else:
+            elif place:
                 importlib.import_module(place)
         except Exception as error:  # user code may raise anything
             reason = f"cannot be imported: {type(error).__name__}: {error}"
@@ -110,12 +107,11 @@ def _import_file(place: str) -> None:
     name = OWN + str(path).replace(".", ":")
     if name in sys.modules:
         return
-    code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
-    module = ModuleType(name)
-    module.__file__ = str(path)
+    spec: Any = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses look it up
     try:
-        exec(code, vars(module))
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

@@ -9,8 +9,6 @@ from txl_lightning.config.schemas import (
     WITHOUT_PATH,
     Config,
     RecurrentModelConfig,
-    check_logger,
-    check_values,
     plain,
 )
 from txl_lightning.errors import UserError, require
@@ -24,9 +22,7 @@ def check_config(config: Config) -> None:
     Raises:
         OptionError: an option has a value that is not allowed.
     """
-    check_values(config)  # before the model, whose memory may take its length from data.segment_len
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
-    check_logger(config.logger)
     has_weights = config.resume not in WITHOUT_PATH or config.initial_weights is not None
     allowed = "needs ckpt_path=FILE, whose weights are evaluated"
     require(config.train or has_weights, "train", config.train, allowed)

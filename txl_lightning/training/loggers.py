@@ -7,7 +7,7 @@ from pathlib import Path
 from lightning import Trainer
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from txl_lightning.config.architecture import kind_named
+from txl_lightning.config.architecture import KINDS
 from txl_lightning.config.schemas import (
     Config,
     RecurrentModelConfig,
@@ -107,7 +107,7 @@ def arm(config: Config) -> list[str]:
     assert isinstance(config.model, TransformerXLModelConfig)
     recurrence = "recurrence" if config.memory.mem_len else "no recurrence"
     words = [config.encoding.name, recurrence, loss]
-    if kind_named(config.encoding.name).terms != "a" and config.model.terms != "abcd":
+    if KINDS.named(config.encoding.name).terms != "a" and config.model.terms != "abcd":
         words.append(f"terms {config.model.terms or 'none'}")
     if config.variant:
         variant = config.variant["name"]

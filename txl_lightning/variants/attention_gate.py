@@ -6,11 +6,12 @@ Y_i ⊙ σ(x_i W_g)        x: input of the layer;  Y: outputs of the heads
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import nn
 
-from txl_lightning.config.architecture import TransformerXLConfig, one_of, option
+from txl_lightning.config.architecture import TransformerXLConfig
+from txl_lightning.errors import one_of
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
@@ -26,7 +27,7 @@ class AttentionGateConfig(TransformerXLConfig):
         gates: one gate per token and `head`, or for each of a head's E elements (`element`).
     """
 
-    gates: str = option("head", one_of("head", "element"))
+    gates: Annotated[str, one_of("head", "element")] = "head"
 
 
 class GatedAttention(Attention):

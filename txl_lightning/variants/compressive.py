@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from txl_lightning.config.architecture import COUNT, LENGTH, TransformerXLConfig, one_of, option
-from txl_lightning.errors import require
+from txl_lightning.config.architecture import TransformerXLConfig
+from txl_lightning.errors import Count, Length, one_of, require
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import StreamBounds
@@ -35,9 +35,9 @@ class CompressiveConfig(TransformerXLConfig):
             `reconstruction_loss` trains.
     """
 
-    compressed_len: int = option(512, LENGTH)
-    rate: int = option(4, COUNT)
-    compression: str = option("conv", one_of("max", "mean", "conv"))
+    compressed_len: Length = 512
+    rate: Count = 4
+    compression: Annotated[str, one_of("max", "mean", "conv")] = "conv"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txl_lightning.config.architecture import LENGTH, TransformerXLConfig, option
+from txl_lightning.config.architecture import TransformerXLConfig
+from txl_lightning.errors import Length
 from txl_lightning.model.attention import Attention, masked_scores
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
@@ -36,7 +37,7 @@ class ForgetGateConfig(TransformerXLConfig):
             geometric steps. 0 begins with gates at 1/2.
     """
 
-    forget_len: int = option(0, LENGTH)
+    forget_len: Length = 0
     initial_only: ClassVar = frozenset({"forget_len"})
 
 

@@ -18,7 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txl_lightning.config.architecture import COUNT, TransformerXLConfig, option
+from txl_lightning.config.architecture import TransformerXLConfig
+from txl_lightning.errors import Count
 from txl_lightning.model import checkpoints
 from txl_lightning.model.checkpoints import check
 from txl_lightning.model.encodings import LayerPositions
@@ -39,7 +40,7 @@ class MemoryTokensConfig(TransformerXLConfig):
         tokens_see_states: whether memory tokens attend to the memory's states (`read_mem_from_cache`).
     """
 
-    n_tokens: int = option(10, COUNT)
+    n_tokens: Count = 10
     write_tokens: bool = True
     tokens_see_states: bool = False
 
