@@ -16,8 +16,8 @@ from torch import Tensor
 from examples.recall_oracle import RecallOracle
 from txl_lightning.data.recall import Recall
 from txl_lightning.recl.comparison import compare
+from txl_lightning.recl.loss_by_context import group_results
 from txl_lightning.recl.page import page
-from txl_lightning.recl.results import group_results
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -73,7 +73,8 @@ def drawn(n: int, contexts: list[int], models: int = 1) -> tuple[str, dict[str, 
     def spell(begin: int, stop: int) -> list[str]:
         return [HOSTILE[at % len(HOSTILE)] for at in range(begin, stop)]
 
-    return page(results, losses, positions, blocks, spell), losses
+    losses_ICP = np.stack([*losses.values()])
+    return page(results, losses_ICP, positions, blocks, spell), losses
 
 
 def test_every_scored_token_has_its_text_and_losses_and_no_text_becomes_markup() -> None:
@@ -186,7 +187,9 @@ def test_the_chart_names_both_axes_in_the_unit_of_the_tables(shown_in_chromium: 
     chart = shown[shown.index('<div id="curves"') : shown.index('<div id="tables"')]
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", chart)
     assert texts[-5:] == ["4", "8", "12", "perplexity", "tokens of context"]
-    assert data_of(html_page)["tables"][1]["header"][3:] == ["ppl at 4 tokens", "ppl at 12 tokens"]
+    (row,) = data_of(html_page)["tables"]["Loss by context"]
+    assert [*row][3:] == ["ppl at 4 tokens", "ppl at 12 tokens"]
+    assert ">ppl at 12 tokens</th>" in shown
     loss = np.exp(losses["<model 0>"][0].mean())
     assert f"perplexity {loss:.2f} at 4 tokens" in chart
     assert re.search(r'<div id="card"[^>]*hidden', shown)

@@ -181,6 +181,7 @@ def test_a_context_curve_has_the_models_losses_errors_and_recl() -> None:
         fractions=[0.5],
     )
     losses = window_losses(window_reader(model), TOKENS, POSITIONS, [4])[0]
-    assert curve.nll[1] == pytest.approx(losses.mean())
-    assert curve.standard_error[1] == pytest.approx(losses.std(ddof=1) / len(losses) ** 0.5)
-    assert curve.recl[0.5].value in (2, 4, 6)
+    assert curve["nll"][1] == pytest.approx(losses.mean())
+    error = losses.std(ddof=1) / len(losses) ** 0.5
+    assert curve["nll_standard_error"][1] == pytest.approx(error)
+    assert curve["recl"]["0.5"]["value"] in (2, 4, 6)
