@@ -111,7 +111,11 @@ def load_text(
             if options.documents == "ignore":
                 tokens = without_marks(tokens)
             else:
-                documents = max(documents, np.asarray(corpus.documents[split]), key=len)
+                documents = max(
+                    documents,
+                    np.asarray(corpus.documents[split]),
+                    key=len,
+                )
             texts.append(tokens_of_run(corpus.vocabulary, tokens))
             facts = facts or corpus.facts()
             continue
