@@ -66,8 +66,14 @@ def test_one_pass_is_not_used_where_it_is_not_exact(monkeypatch: pytest.MonkeyPa
     assert not load(Scored(right, one_pass=False), monkeypatch).reader.one_pass
 
 
+def looking_ahead(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
+    """Return losses that depend on the tokens after their targets."""
+    return right(tokens_BT.flip(1), targets_BT)
+
+
 NO_LOSS = r"cannot be scored \(its losses are not -log P in 0 … 700 nats\)"
 FAULTS: list[tuple[Any, str]] = [
+    (Scored(looking_ahead), "must be a causal language model: its losses depend on later tokens"),
     (Scored(failing), r"cannot be scored \(no such table\)"),
     (
         Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)),

@@ -31,7 +31,6 @@ KINDS: list[tuple[str, dict[str, Any], bool]] = [
     ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 100}, False),
     ("doge", DOGE, False),
     ("deepseek_v32", {"index_topk": 80}, False),
-    ("bert", {"is_decoder": False}, False),  # reads both sides
     ("olmo2", {"rope_parameters": YARN, "max_position_embeddings": 100}, True),
     ("mistral", {"sliding_window": 9}, True),
 ]
@@ -94,3 +93,8 @@ def test_the_way_of_reading_and_the_difference_stand_in_the_result(tmp_path: Pat
     assert first["one_pass_difference"] < 1e-4 < 0.01 < second["one_pass_difference"]
     note = "long: read in windows of exactly c tokens: one pass differs by"
     assert note in (tmp_path / "run/recl.md").read_text()
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"its losses depend on later tokens .*is_decoder"):
+        checked_member(tmp_path, "bert", {"is_decoder": False, "pad_token_id": 1}, [8, 64])
