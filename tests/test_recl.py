@@ -31,7 +31,7 @@ models = {"model": model, "function": lambda tokens: model.score(tokens[:, :-1],
 results, page = recl.compare(models, text, contexts, 200, texts=text.astype(str))
 np.testing.assert_allclose(*(found["nll"] for found in results["models"]), rtol=1e-5)
 positions, blocks = recl.position_blocks(len(text), 200, contexts)
-assert len(recl.context_curve(model, text, positions, contexts, blocks=blocks).nll) == 5
+assert len(recl.context_curve(model, text, positions, contexts, blocks=blocks)["nll"]) == 5
 """
 ARRAYS = """
 import numpy as np

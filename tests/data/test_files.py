@@ -82,10 +82,7 @@ UNCLEAR: list[tuple[Any, str]] = [
         ["train.txt", "test.txt", "more.txt"],
         "has split files and more.txt, whose name says no split; name the splits",
     ),
-    (
-        ["test.txt", "valid.txt"],
-        r"has no file for train; name the splits: 'data.path={train:PATH,",
-    ),
+    (["test.txt", "valid.txt"], r"has no file for train; name the splits: 'data.path={train:PATH,"),
     (
         ["train.txt", "train_test.txt"],
         "has train_test.txt, which says test and train; name the splits",
@@ -130,12 +127,7 @@ def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
 
 def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path, capsys: Output) -> None:
     texts = {"a.txt": "a" * 50, "b.txt.gz": gzip.compress(b"b" * 50)}
-    others = {
-        "c.png": b"\x89PNG",
-        "d.dat": b"x\0y",
-        "__pycache__/e.pyc": b"x",
-        ".git/f": "f",
-    }
+    others = {"c.png": b"\x89PNG", "d.dat": b"x\0y", "__pycache__/e.pyc": b"x", ".git/f": "f"}
     files(tmp_path / "texts", {**texts, **others})
     assert text_of(corpus_of(str(tmp_path / "texts"), tmp_path)) == "a" * 50 + "b" * 50
     assert "c.png, d.dat left out: no format that is read" in capsys.readouterr().err

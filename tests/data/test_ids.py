@@ -32,12 +32,7 @@ FEW = np.arange(1000) % 37
 
 
 def ids_of(path: Any, folder: Path, marked: bool = False, **options: Any) -> Corpus:
-    return corpus_of(
-        path,
-        folder,
-        marked,
-        **{"level": "ids", **options},
-    )
+    return corpus_of(path, folder, marked, **{"level": "ids", **options})
 
 
 def saved(folder: Path, ids: Any, name: str = "notes.npy") -> str:
@@ -71,11 +66,7 @@ def json_of_miditok(folder: Path) -> Path:
 
 WITH_DOCUMENTS: dict[str, Callable[[Path], Path]] = {
     "Megatron": write_megatron,
-    "Megatron by its prefix": lambda folder: write_megatron(
-        folder,
-        "uint16",
-        8,
-    ).with_suffix(""),
+    "Megatron by its prefix": lambda folder: write_megatron(folder, "uint16", 8).with_suffix(""),
     "fairseq by its index": lambda folder: write_megatron(
         folder, "int64", 5, is_fairseq=True
     ).with_suffix(".idx"),
@@ -101,11 +92,7 @@ def test_ids_and_documents_are_those_of_the_writer(tmp_path: Path, name: str) ->
     corpus = ids_of(str(path), tmp_path, dtype=dtype)
     assert joined(corpus).tolist() == IDS.tolist()
     assert len(corpus.vocabulary) == IDS.max() + 1
-    assert [len(corpus.splits[split]) for split in SPLITS] == [
-        900,
-        50,
-        50,
-    ]
+    assert [len(corpus.splits[split]) for split in SPLITS] == [900, 50, 50]
     assert corpus.documents["train"].tolist() == (STARTS if name in WITH_DOCUMENTS else [0])
 
 
@@ -160,10 +147,7 @@ def test_index_maps_of_trainings_are_left_out(tmp_path: Path) -> None:
     files(tmp_path, {"corpus_text_document/cache/0-train-document_index.npy": b"\x93NUMPY"})
     maps = {
         "doc": np.arange(5),
-        "sample": np.zeros(
-            (10, 2),
-            np.int32,
-        ),
+        "sample": np.zeros((10, 2), np.int32),
         "shuffle": np.arange(9),
     }
     for kind, array in maps.items():
@@ -227,12 +211,7 @@ UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
     ),
     ({"index.json": b'{"chunks": []}', "chunk-0-0.bin": HALF}, UINT16, "or has an index beside it"),
     (
-        {
-            "a.bin": pickle.dumps(
-                ["a list of words"] * 5,
-                4,
-            )
-        },
+        {"a.bin": pickle.dumps(["a list of words"] * 5, 4)},
         {"dtype": "uint8"},
         UNLIKE,
     ),
@@ -245,11 +224,7 @@ UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
     ({"odd.bin": b"\1\2\3"}, {}, "data.dtype=None: must be uint8, .* for odd.bin"),
     ({"odd.bin": b"\0\2\3"}, UINT16, "odd.bin: cannot be read .*not a multiple of the data-type"),
     ({"odd.npy": b"\x93NUMPY\1\0"}, {}, "odd.npy: cannot be read"),
-    (
-        {"00000_tokens.ds": HALF},
-        UINT16,
-        "no suffix that names a format; data.format=npy or bin",
-    ),
+    ({"00000_tokens.ds": HALF}, UINT16, "no suffix that names a format; data.format=npy or bin"),
     ({"ids.bin.gz": b"\x1f\x8b"}, UINT16, "must be ids that can be mapped: unpack it"),
 ]
 
@@ -266,11 +241,7 @@ def test_a_file_that_is_no_array_is_refused(
 
 def test_a_header_of_another_library_is_no_ids(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=f"begins with b'LITPKDS.*{UNLIKE}"):
-        ids_of(
-            str(write_packed(tmp_path)),
-            tmp_path,
-            dtype="uint16",
-        )
+        ids_of(str(write_packed(tmp_path)), tmp_path, dtype="uint16")
 
 
 NO_LISTS = ["[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2147483648]"]
@@ -318,7 +289,7 @@ PIECES = [("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)]
 UNIGRAM = Tokenizer(models.Unigram(PIECES, unk_id=0)).to_str()
 NAMES: list[tuple[str, str, list[str]]] = [
     ("names.txt", "note 0\nnote 1\nnote 2\n", ["note 0", "note 1", "note 2"]),
-    ("vocab.json", '{"b": 1, "a": 0}', ["a", "b"]),
+    ("vocab.json", '{"model": 1, "version": 0}', ["version", "model"]),
     ("tokenizer.json", UNIGRAM, ["<unk>", "▁a", "b"]),
 ]
 

@@ -25,12 +25,7 @@ from txl_lightning.data.streams import ShuffledStreams
 from txl_lightning.errors import UserError
 
 SIZES = {"train": 900, "valid": 50, "test": 50}
-OF_WORDS = {
-    "vocabulary": 6,
-    "train": 10,
-    "valid": 10,
-    "test": 10,
-}
+OF_WORDS = {"vocabulary": 6, "train": 10, "valid": 10, "test": 10}
 PUBLISHED_HERE = {
     "enwik8, newlines kept": {"vocabulary": 5, **SIZES},
     "enwik8, newlines dropped": {"vocabulary": 4},
@@ -91,13 +86,7 @@ KEPT = ("enwik8, newlines kept", "\na\xc3\xa9b", in_splits(ENWIK8.decode("latin-
 DROPPED = (
     "enwik8, newlines dropped",
     "a\xc3\xa9b",
-    [
-        text.replace(
-            "\n",
-            "",
-        )
-        for text in KEPT[2]
-    ],
+    [text.replace("\n", "") for text in KEPT[2]],
 )
 TEXT8 = (b" ab" * 334)[:1000]
 TEXT8_SPLITS = in_splits(TEXT8.decode())
@@ -138,10 +127,7 @@ for pattern in ("wikitext-2/{}.txt", "wikitext-103/wiki.{}.tokens", "ptb/ptb.{}.
     LAYOUTS.append(
         (
             folder,
-            split_files(
-                pattern,
-                [WORDS] * 3,
-            ),
+            split_files(pattern, [WORDS] * 3),
             expected,
             {},
         )
@@ -186,15 +172,7 @@ def test_every_layout_is_the_same(
 CUT_OFF = {"wikipedia-2015/wikipedia-2015.txt.xz": lzma.compress(b"a b" * 99)[:-20]}
 OTHERS = [
     ("wikitext-2", [WORDS, WORDS * 2, WORDS], r"wikitext-2: .* has 20 \(valid\) where 10 are pub"),
-    (
-        "wikitext-2",
-        [
-            WORDS.replace(b"cat", b"the"),
-            WORDS,
-            WORDS,
-        ],
-        r"has 5 \(vocabulary\) where 6",
-    ),
+    ("wikitext-2", [WORDS.replace(b"cat", b"the"), WORDS, WORDS], r"has 5 \(vocabulary\) where 6"),
     ("enwik8", {"enwik8/enwik8": ENWIK8[:-1]}, "enwik8 has 999 bytes where 1,000 are published"),
     ("lm1b", dict([*SHARDS.items()][1:]) | HELD_OUT, r"lm1b, and the download failed \(offline\)"),
     ("wikipedia-2015", CUT_OFF, "txt.xz: cannot be read"),
@@ -207,16 +185,15 @@ def test_a_corpus_that_is_not_the_published_one_is_refused(
 ) -> None:
     files(
         root,
-        layout if isinstance(layout, dict) else split_files(f"{name}/{{}}.txt", layout),
+        layout
+        if isinstance(
+            layout,
+            dict,
+        )
+        else split_files(f"{name}/{{}}.txt", layout),
     )
     with pytest.raises(UserError, match=words):
-        load_corpus(
-            config_of(
-                root,
-                name,
-                LEVELS.get(name, "word"),
-            )
-        )
+        load_corpus(config_of(root, name, LEVELS.get(name, "word")))
     assert list((root.parent / "cache").glob("*")) == []
 
 
@@ -236,13 +213,7 @@ def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
         root,
         SHARDS | {name: text * 30 for name, text in HELD_OUT.items()},
     )
-    data = config_of(
-        root,
-        "lm1b",
-        "word",
-        batch_size=4,
-        segment_len=5,
-    )
+    data = config_of(root, "lm1b", "word", batch_size=4, segment_len=5)
     lengths = EvaluationConfig(2, 5)
     module = StreamsDataModule(data, lengths)
     train = module.train_dataloader()

@@ -73,11 +73,7 @@ def test_the_closed_forms_and_the_default_of_the_example() -> None:
 def test_the_corpus_is_the_text_in_three_splits_and_needs_no_file(tmp_path: Path) -> None:
     corpus = load(tmp_path, n_tokens=20_000)
     assert text_of(corpus) == Recall((12,), 0.9, 8).text(20_000, 1)
-    assert [len(corpus.splits[split]) for split in SPLITS] == [
-        18_000,
-        1_000,
-        1_000,
-    ]
+    assert [len(corpus.splits[split]) for split in SPLITS] == [18_000, 1_000, 1_000]
     assert corpus.vocabulary.symbols == ("<unk>", *CHARACTERS[:8])
     others = ({"seed": 7}, {"text_seed": 2}, {"distance": [12]}, {"distance": [4, 8]})
     checksums = [

@@ -52,11 +52,7 @@ def test_every_record_is_a_document(tmp_path: Path, name: str) -> None:
 def test_a_folder_of_objects_over_several_lines_is_records(tmp_path: Path) -> None:
     objects = {
         f"{n}.json": json.dumps(
-            {
-                "id": n,
-                "title": "x",
-                "text": f"text {n}",
-            },
+            {"id": n, "title": "x", "text": f"text {n}"},
             indent=2,
         )
         for n in range(9)
@@ -80,14 +76,7 @@ def test_shards_whose_first_record_is_long_are_records(tmp_path: Path) -> None:
         },
     )
     expected = [f"{text}\n" for text in texts] * 2
-    assert (
-        records_of(
-            tmp_path,
-            tmp_path / "crawl",
-            column="raw_content",
-        )
-        == expected
-    )
+    assert records_of(tmp_path, tmp_path / "crawl", column="raw_content") == expected
 
 
 def test_quotes_of_tsv_are_characters(tmp_path: Path) -> None:
@@ -177,11 +166,7 @@ def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
 
 DAMAGED = [
     ("a.jsonl", b'{"text": null}\n' * 9, "must have text or ids: a.jsonl is empty"),
-    (
-        "a.json",
-        b'[{"text": "a"}, {"text": "b"}',
-        r"a\.json: cannot be read .*not JSON",
-    ),
+    ("a.json", b'[{"text": "a"}, {"text": "b"}', r"a\.json: cannot be read .*not JSON"),
     ("a.csv", "text\nword\n".encode("utf-16"), r"a\.csv: cannot be read .UnicodeDecodeError"),
     (
         "a.jsonl",
@@ -223,11 +208,7 @@ def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None
     shards = {"train": 2, "validation": 1, "test": 1}
     datasets.DatasetDict(saved).save_to_disk(tmp_path / "saved", num_shards=shards)
     (tmp_path / "saved/train/cache-0123456789abcdef.arrow").write_bytes(b"of a map that was run")
-    corpus = corpus_of(
-        str(tmp_path / "saved"),
-        tmp_path,
-        level="byte",
-    )
+    corpus = corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
     for split, rows in zip(SPLITS, texts.values(), strict=True):
         assert text_of(corpus, split) == "".join(row.removesuffix("\n") + "\n" for row in rows)
 

@@ -36,19 +36,11 @@ VARIED = [1 + i * 7 % 9 for i in range(120)]
 few = settings(max_examples=20)
 KINDS: dict[str, Make] = {
     "ordered": lambda *sizes: Streams(np.arange(647), *sizes),
-    "ordered from elsewhere": lambda *sizes: Streams(
-        np.arange(647),
-        *sizes,
-        seed=3,
-    ),
+    "ordered from elsewhere": lambda *sizes: Streams(np.arange(647), *sizes, seed=3),
     "shuffled": lambda *sizes: shuffled(VARIED, *sizes, seed=2),
     "sentences in order": lambda *sizes: shuffled(VARIED, *sizes),
 }
-each_kind = pytest.mark.parametrize(
-    "make",
-    KINDS.values(),
-    ids=KINDS,
-)
+each_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 few_streams = st.integers(1, 4)
 lengths_of_segments = st.integers(1, 9)
 
@@ -201,11 +193,7 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is
         list(interrupted)
         list(itertools.islice(interrupted, stop))
         resumed.load_state_dict(interrupted.state_dict())
-        for segment, other in zip(
-            resumed,
-            expected[stop:],
-            strict=True,
-        ):
+        for segment, other in zip(resumed, expected[stop:], strict=True):
             assert (segment.number, segment.targets.tolist()) == (
                 other.number,
                 other.targets.tolist(),
@@ -304,8 +292,4 @@ def test_impossible_sizes_are_named(sizes: tuple[int, ...], words: str) -> None:
             }
         )
         with pytest.raises(OptionError, match=words):
-            make(
-                np.arange(25),
-                *sizes,
-                **starts,
-            )
+            make(np.arange(25), *sizes, **starts)

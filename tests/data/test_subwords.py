@@ -200,15 +200,7 @@ def test_ids_are_those_of_the_whole_text(
     assert vocabulary.decode_bytes(found) == content
 
 
-PARTS = st.text(max_size=40) | st.sampled_from(
-    [
-        "\n\n",
-        "  ",
-        " x",
-        "größer\r\n",
-        "\x1c",
-    ]
-)
+PARTS = st.text(max_size=40) | st.sampled_from(["\n\n", "  ", " x", "größer\r\n", "\x1c"])
 
 
 @given(st.lists(PARTS, max_size=12), st.integers(1, 9))

@@ -25,14 +25,7 @@ LISTS = [document.tolist() for document in DOCUMENTS]
 IDS = np.concatenate(DOCUMENTS)
 STARTS = [0, 70, 370, 371, 400]
 TEXTS = [f"record {n}, with a comma; é\n" + "and\ta line\n" * (n % 3) for n in range(40)]
-RECORDS = [
-    {
-        "url": "http://example.org",
-        "text": text,
-        "score": float("nan"),
-    }
-    for text in TEXTS
-]
+RECORDS = [{"url": "http://example.org", "text": text, "score": float("nan")} for text in TEXTS]
 JSON_LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
 
 
@@ -130,10 +123,7 @@ def write_lists(folder: Path, name: str, kind: Any) -> Path:
     table = pyarrow.table(
         {
             "id": range(len(LISTS)),
-            "input_ids": pyarrow.array(
-                LISTS,
-                pyarrow.list_(kind),
-            ),
+            "input_ids": pyarrow.array(LISTS, pyarrow.list_(kind)),
         }
     )
     path = folder / name

@@ -20,7 +20,13 @@ def kept_figures() -> Iterator[Figures]:
     figures: Figures = {}
 
     def keep(figure: Figure, path: Any, **_: Any) -> None:
-        figures[re.sub(r"^\.part-\w+-", "", Path(path).name)] = figure
+        figures[
+            re.sub(
+                r"^\.part-\w+-",
+                "",
+                Path(path).name,
+            )
+        ] = figure
         Path(path).touch()
 
     with pytest.MonkeyPatch.context() as patch:

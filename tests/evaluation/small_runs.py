@@ -59,7 +59,11 @@ class SmallRuns:
                 place = self.folder / "other"
                 files(place, {"text.txt": "another text\n" * 200})
             steps = ("trainer.max_steps=2", "trainer.val_every_n_steps=2")
-            config = tiny_config(place, *steps, *KINDS.get(kind, []))
+            config = tiny_config(
+                place,
+                *steps,
+                *KINDS.get(kind, []),
+            )
             if config.data.name == "lm1b":
                 lines = "the cat sat \nthe cat sat still \nthe cat sat still still \n"
                 numbers = {"train": 90, "valid": 5, "test": 5}

@@ -19,20 +19,17 @@ def split_of(command: str, runs: SmallRuns, directory: Path, chosen: dict[str, A
         return written(runs, "relative", directory, **chosen)[0]["split"]
     if command == "recl":
         return recl(directory, runs.checkpoint("relative"), **chosen)["split"]
-    return generated(
-        options(
-            runs,
-            "relative",
-            context=5,
-            position=0,
-            **chosen,
-        ),
-        directory,
-    )["prompt"]["split"]
+    prompt = options(runs, "relative", context=5, **chosen)
+    return generated(prompt, directory)["prompt"]["split"]
 
 
 @pytest.mark.parametrize(
-    ("command", "own"), [("attention", "valid"), ("recl", "test"), ("generate", "test")]
+    ("command", "own"),
+    [
+        ("attention", "valid"),
+        ("recl", "test"),
+        ("generate", "test"),
+    ],
 )
 def test_another_text_is_whole_a_moved_one_has_splits(
     runs: SmallRuns, tmp_path: Path, command: str, own: str

@@ -49,7 +49,14 @@ def attention_of_queries(model: TransformerXL, streams: Streams, terms: str | No
     for index in range(len(streams)):
         recorded, memory = attention_inputs(model, streams[index].tokens, memory)
         for layer, (attention, inputs) in enumerate(recorded):
-            weights_HBTK = attention.logits(*inputs, terms).softmax(-1).numpy()
+            weights_HBTK = (
+                attention.logits(
+                    *inputs,
+                    terms,
+                )
+                .softmax(-1)
+                .numpy()
+            )
             H, B, T, _ = weights_HBTK.shape
             for stream, query in product(range(B), range(T)):
                 if min(n_read, mem_len) + query + 1 < reach:
@@ -59,7 +66,15 @@ def attention_of_queries(model: TransformerXL, streams: Streams, terms: str | No
                 distances_HS[:, :n_keys] = weights_HBTK[:, stream, query, :n_keys][:, ::-1]
                 rows[layer].append(distances_HS)
         n_read += SEGMENT_LEN
-    return np.concatenate([np.stack(of_layer, axis=1) for of_layer in rows])
+    return np.concatenate(
+        [
+            np.stack(
+                of_layer,
+                axis=1,
+            )
+            for of_layer in rows
+        ]
+    )
 
 
 @torch.no_grad()
@@ -134,11 +149,10 @@ def written(
     runs: SmallRuns, kind: str, directory: Path, **given: Any
 ) -> tuple[dict[str, Any], list[str]]:
     """Return `attention.json` and the printed lines."""
-    logger = LoggerConfig()
     options = AttentionOptions(
         runs.checkpoint(kind),
         num_threads=1,
-        logger=logger,
+        logger=LoggerConfig(),
         **given,
     )
     lines = run(options, directory)
@@ -146,35 +160,31 @@ def written(
 
 
 def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures) -> None:
-    found, lines = written(
-        runs,
-        "relative",
-        tmp_path,
-        mem_len=6,
-        same_length=False,
-    )
+    lengths = {"mem_len": 6, "same_length": False}
+    found, lines = written(runs, "relative", tmp_path, **lengths)
     trained = load_trained(runs.checkpoint("relative"))
     corpus = load_corpus(trained.config.data)
-    model: Any = trained.model.with_lengths(mem_len=6, same_length=False)
-    maps = attention_maps(model, Streams(corpus.splits["valid"], 2, 8))
+    model: Any = trained.model.with_lengths(**lengths)
+    maps = attention_maps(
+        model,
+        Streams(corpus.splits["valid"], 2, 8),
+    )
     with np.load(tmp_path / "attention.npz") as file:
         assert sorted(file) == ["a", "all", "b", "d"]
         for name, rows in maps.by_distance.items():
             np.testing.assert_allclose(file[name], rows, rtol=1e-6)
-    assert found["queries"] == maps.queries
+    assert (found["queries"], found["corpus"]) == (maps.queries, corpus.facts())
     np.testing.assert_allclose(found["mean_distance"], maps.mean_distance_NH)
-    assert found["corpus"] == corpus.facts()
-    assert found["text"]["position"] == maps.text.position
     heads = ", ".join(found["text"]["heads"])
     assert f"heads of text.svg: {heads}; protocol carried, mem_len 6" in " ".join(lines)
-    # The query itself is the last column.
-    for name, term in (("by_distance", "all"), ("terms", "a")):
-        shown = np.asarray(drawn[f"{name}.svg"].axes[0].get_images()[0].get_array())
-        expected = np.maximum(
-            maps.by_distance[term][:, ::-1],
-            0.1 / 7,
+    for figure, term in (("by_distance", "all"), ("terms", "a")):
+        shown = drawn[f"{figure}.svg"].axes[0].get_images()[0].get_array()
+        oldest_first = maps.by_distance[term][:, ::-1]
+        np.testing.assert_allclose(
+            shown,
+            np.maximum(oldest_first, 0.1 / 7),
+            rtol=1e-6,
         )
-        np.testing.assert_allclose(shown, expected, rtol=1e-6)
 
 
 def test_tokens_are_shown_in_glyphs_of_the_font() -> None:

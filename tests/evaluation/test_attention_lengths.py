@@ -110,13 +110,19 @@ def test_a_length_is_chosen_on_one_split_for_the_others(
     sweep = found["valid"]["sweep"]
     assert "sweep" not in found["test"]
     selected = found["test"]["selected"]
-    length = min(sweep, key=lambda row: row["bpc"])["attention_length"]
+    length = min(
+        sweep,
+        key=lambda row: row["bpc"],
+    )["attention_length"]
     assert selected["best"]["attention_length"] == length
     assert selected["init"]["evaluation"] == found["evaluation"]
     assert selected["init"]["nll"] == found["test"]["nll"]
     given = {"mem_len": length, "same_length": True, "clamp_len": 15}
     expected = direct(runs, "characters", "test", 8, **given)
-    assert selected["best"]["nll"] == pytest.approx(expected, rel=1e-6)
+    assert selected["best"]["nll"] == pytest.approx(
+        expected,
+        rel=1e-6,
+    )
     for name in ("init", "best"):
         nll, _ = losses(tmp_path / selected[name]["losses"])
         assert selected[name]["nll"] == pytest.approx(

@@ -33,31 +33,31 @@ PAIRS = [
 
 
 @torch.no_grad()
-def alone(trained: Any, continuation: Continuation) -> tuple[float, bool]:
-    """Return the loss of a continuation and whether it is greedy, from a model that reads this text alone."""
+def nats_alone(trained: Any, continuation: Continuation) -> float:
+    """Return the loss of a continuation from the losses of this text alone."""
     lengths = evaluation_lengths(trained.config)
     model = trained.model.with_lengths(**lengths.keywords())
     text = torch.tensor(continuation.tokens)[None]
-    nats = 0.0
-    greedy = True
+    losses = []
     memory = None
-    for start in range(0, text.shape[1] - 1, lengths.segment_len):
+    for start in range(
+        0,
+        text.shape[1] - 1,
+        lengths.segment_len,
+    ):
+        targets = text[:, start + 1 : start + 1 + lengths.segment_len]
         begin = max(0, start - lengths.ext_len)
-        stop = min(
-            start + lengths.segment_len,
-            text.shape[1] - 1,
-        )
-        hidden, memory = model(
-            text[:, begin:stop],
-            memory,
-        )
-        log_probabilities = model.log_probabilities(hidden)[0, start - begin :]
-        for place, row in enumerate(log_probabilities, start):
-            if place + 1 >= max(1, continuation.n_context):
-                target = continuation.tokens[place + 1]
-                nats -= float(row[target])
-                greedy &= int(row.argmax()) == target
-    return nats, greedy
+        window = text[:, begin : start + targets.shape[1]]
+        nll, memory = model.score(window, targets, memory)
+        losses += nll[0].tolist()
+    return sum(
+        losses[
+            max(
+                0,
+                continuation.n_context - 1,
+            ) :
+        ]
+    )
 
 
 def checkpoint_of(runs: SmallRuns, kind: str) -> str:
@@ -75,14 +75,24 @@ def test_a_continuation_has_the_likelihood_that_it_has_alone(runs: SmallRuns, ki
     first = continuations[0].tokens
     hidden, _ = trained.model(torch.tensor([first]))
     likeliest = int(trained.model.log_probabilities(hidden)[0, -1].argmax())
-    continuations.append(Continuation([*first, likeliest], len(first)))
+    continuations.append(
+        Continuation(
+            [*first, likeliest],
+            len(first),
+        )
+    )
     found = score_continuations(protocol, continuations)
     for continuation, likelihood in zip(continuations, found, strict=True):
-        nats, greedy = alone(trained, continuation)
-        assert likelihood.nats == pytest.approx(nats, rel=1e-5)
-        assert likelihood.greedy == greedy
-        n_scored = len(continuation.tokens) - max(1, continuation.n_context)
-        assert likelihood.tokens == n_scored
+        assert likelihood.nats == pytest.approx(
+            nats_alone(trained, continuation),
+            rel=1e-5,
+        )
+        assert likelihood.tokens == len(continuation.tokens) - max(
+            1,
+            continuation.n_context,
+        )
+    assert found[-1].greedy
+    assert not all(likelihood.greedy for likelihood in found)
 
 
 def test_a_text_is_divided_where_its_tokens_differ(runs: SmallRuns) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -76,7 +75,11 @@ def test_samples_are_written_as_they_are_drawn(
             yield token_B
 
     monkeypatch.setattr(generate_command, "draw", noted)
-    results = generated(options(runs, "characters", n_samples=2), tmp_path, events.append)
+    results = generated(
+        options(runs, "characters", n_samples=2),
+        tmp_path,
+        events.append,
+    )
     vocabulary = load_trained(runs.checkpoint("characters")).vocabulary
     expected = ["--- prompt\nline 7: the\n"]
     for number, sample in enumerate(results["samples"], 1):
@@ -86,18 +89,6 @@ def test_samples_are_written_as_they_are_drawn(
         expected.append("\n")
     assert events[:-1] == expected
     assert re.fullmatch(r"---\n24 tokens, [\d,]+ a second; memory of 8 tokens\n", events[-1])
-
-
-def test_a_document_in_a_typed_prompt_begins_with_an_empty_memory(
-    runs: SmallRuns, tmp_path: Path
-) -> None:
-    """Lines that begin with `line` are documents of this run: nothing before the last one is seen."""
-    prompt = "no square\nline 7: the"
-    whole = generated(options(runs, "documents", prompt=prompt, mem_len=30), tmp_path)
-    alone = generated(options(runs, "documents", prompt="line 7: the", mem_len=30), tmp_path)
-    assert whole["samples"] == alone["samples"]
-    assert whole["prompt"]["text"] == prompt
-    assert min(whole["prompt"]["tokens"]) >= 0
 
 
 def test_a_drawn_document_begins_with_an_empty_memory(
@@ -124,31 +115,16 @@ def test_a_drawn_document_begins_with_an_empty_memory(
 def test_an_id_that_begins_a_document_does_so_at_once(runs: SmallRuns) -> None:
     trained = load_trained(runs.checkpoint("documents"))
     trained.config.data.document_start = "start|1"
-    ids = replace(trained, vocabulary=Vocabulary("ids", ("start", "C4", "E4")))
-    assert last_document(ids, [0, 2]) == [0, 2]
-    assert last_document(ids, [0, 2, 1, 2]) == [1, 2]
-    assert last_document(ids, [0, 2, 0]) == [0]
-
-
-def test_a_sample_of_a_corpus_ends_its_context_at_a_document(
-    runs: SmallRuns, tmp_path: Path
-) -> None:
-    """The document is all that the model sees of the context, whose numbers stay those of the corpus."""
-    trained = load_trained(runs.checkpoint("documents"))
-    tokens = np.asarray(
-        load_corpus(
-            trained.config.data,
-            marked=True,
-        ).splits["test"]
+    ids = replace(
+        trained,
+        vocabulary=Vocabulary("ids", ("start", "C4", "E4")),
     )
-    start = int((tokens < 0).nonzero()[0][-1])
-    given = {"context": 15, "position": start - 10, "mem_len": 30}
-    whole = generated(options(runs, "documents", **given), tmp_path)
-    given = {"context": 5, "position": start, "mem_len": 30}
-    short = generated(options(runs, "documents", **given), tmp_path)
-    assert whole["samples"] == short["samples"]
-    assert whole["prompt"]["tokens"][-5:] == short["prompt"]["tokens"]
-    assert min(whole["prompt"]["tokens"]) >= 0
+    assert last_document(ids, [0, 2]) == [0, 2]
+    assert last_document(
+        ids,
+        [0, 2, 1, 2],
+    ) == [1, 2]
+    assert last_document(ids, [0, 2, 0]) == [0]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +151,10 @@ def test_sentences_are_drawn_with_marks_at_both_ends(
 def test_test_tokens_are_continued_beside_their_true_continuation(
     runs: SmallRuns, tmp_path: Path
 ) -> None:
-    results = generated(options(runs, "relative", context=30, position=40), tmp_path)
+    results = generated(
+        options(runs, "relative", context=30, position=40),
+        tmp_path,
+    )
     trained = load_trained(runs.checkpoint("relative"))
     corpus = load_corpus(trained.config.data)
     tokens = corpus.splits["test"]
@@ -195,7 +174,10 @@ def test_a_seed_repeats_beyond_the_memory_in_its_precision(runs: SmallRuns, tmp_
     given |= {"mem_len": 20, "seed": 5}
     first = generated(options(runs, "relative", **given), tmp_path)
     again = generated(options(runs, "relative", **given), tmp_path)
-    in_bfloat16 = generated(options(runs, "relative", **given, precision="bf16-mixed"), tmp_path)
+    in_bfloat16 = generated(
+        options(runs, "relative", **given, precision="bf16-mixed"),
+        tmp_path,
+    )
     given["seed"] = 6
     other_seed = generated(options(runs, "relative", **given), tmp_path)
     assert texts(again) == texts(first)
@@ -216,9 +198,17 @@ def test_unknown_words_of_a_prompt_are_shown(runs: SmallRuns, tmp_path: Path) ->
 
 def test_a_sample_ends_with_a_text(runs: SmallRuns, tmp_path: Path) -> None:
     given = {"n_tokens": 40, "n_samples": 3}
-    whole = texts(generated(options(runs, "characters", **given), tmp_path))
+    whole = texts(
+        generated(
+            options(runs, "characters", **given),
+            tmp_path,
+        )
+    )
     stop = whole[0][5:8]
-    stopped = generated(options(runs, "characters", stop=stop, **given), tmp_path)
+    stopped = generated(
+        options(runs, "characters", stop=stop, **given),
+        tmp_path,
+    )
     for text, ended in zip(whole, texts(stopped), strict=True):
         before, found, _ = text.partition(stop)
         assert ended == before + found

@@ -37,7 +37,10 @@ def protocol_of(folder: Path, *overrides: str) -> Protocol:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    return Protocol(TrainedModel(model, config, Vocabulary("byte"), 0), config.evaluation)
+    return Protocol(
+        TrainedModel(model, config, Vocabulary("byte"), 0),
+        config.evaluation,
+    )
 
 
 def losses(protocol: Any, tokens: np.ndarray = TOKENS) -> np.ndarray:

@@ -51,6 +51,9 @@ def test_what_cannot_be_done_is_refused(
     module, options = COMMANDS[command]
     dotlist = OmegaConf.from_dotlist(given)
     with pytest.raises(UserError, match=said) as caught:
-        module.run(OmegaConf.to_object(OmegaConf.merge(options, dotlist)), tmp_path)
+        module.run(
+            OmegaConf.to_object(OmegaConf.merge(options, dotlist)),
+            tmp_path,
+        )
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -58,22 +58,19 @@ def all_tables(results: dict[str, Any]) -> list[dict[str, Any]]:
     return [table for section in results["sections"] for table in section["tables"]]
 
 
-def test_both_pages_show_every_claim_table_and_figure(folder: Path) -> None:
+def test_the_page_shows_every_claim_table_and_figure(folder: Path) -> None:
     write_report(COMMITTED, folder)
     assert json.loads((folder / "results.json").read_text()) == COMMITTED
-    markdown = (folder / "report.md").read_text()
     page = Parsed((folder / "report.html").read_text())
     n_figures = sum(len(section.get("figures", ())) for section in COMMITTED["sections"])
-    assert page.tags.count("img") == markdown.count("![") == n_figures + 1
+    assert page.tags.count("img") == n_figures + 1
     for table in all_tables(COMMITTED):
         assert table["caption"] in page.text
         _, rows, _ = table_of(table)
         for row in rows:
-            assert f"| {' | '.join(row)} |" in markdown
             assert "\n".join(row) in page.text
     for claim in COMMITTED["claims"]:
         for row in claim["rows"]:
-            assert f"| {row['title']} | {row['mark']} | " in markdown
             assert row["title"] in page.text
 
 

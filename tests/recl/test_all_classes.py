@@ -6,18 +6,14 @@ import numpy as np
 import pytest
 
 from tests.recl.test_huggingface import pytestmark, transformers  # noqa: F401
-from tests.recl.tiny_huggingface import POSITIONS, fresh_loss, model_of, with_tokens
+from tests.recl.tiny_huggingface import fresh_loss, model_of
 from txl_lightning.errors import UserError
 from txl_lightning.recl.check import checked
-from txl_lightning.recl.huggingface import HuggingFaceModel, position_table
+from txl_lightning.recl.huggingface import HuggingFaceModel, readable_length
 from txl_lightning.recl.models import Member
 from txl_lightning.recl.windows import WindowReader, window_losses
 
-TOKENS = np.random.default_rng(3).integers(
-    3,
-    100,
-    301,
-)
+TOKENS = np.random.default_rng(3).integers(3, 100, 301)
 CONTEXTS = [10, 30, 50, 70]
 PLACES = np.array([120, 200, 280])
 TYPES = sorted(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -34,12 +30,10 @@ def test_losses_are_those_of_fresh_windows(model_type: str) -> None:
     except Exception as error:  # of a config that cannot be so small
         pytest.skip(f"not built: {type(error).__name__}")
     untouched = copy.deepcopy(model)
-    table = position_table(small, POSITIONS)
-    limit = None if table is None else table[0]
-    reader = WindowReader(model, limit=limit, one_pass=True)
-    member = Member(model_type, model_type, model_type, reader)
     try:
-        member = checked(with_tokens(member, TOKENS), CONTEXTS)
+        limit, _ = readable_length(model, CONTEXTS[-1])
+        reader = WindowReader(model, limit=limit, one_pass=True)
+        member = checked(Member(model_type, model_type, reader, {}), TOKENS, CONTEXTS)
     except UserError as error:
         pytest.skip(f"refused: {error}")
     losses_CP = window_losses(member.reader, TOKENS, PLACES, CONTEXTS)

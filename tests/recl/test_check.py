@@ -1,18 +1,20 @@
 """Models of Python functions: their tokens, the check of their losses, and their faults."""
 
 import sys
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.recl.small_recl import recl
 from txl_lightning.errors import OptionError
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.models import Member, load_function
 
-TEXT = b"abcdefghijkl" * 40
+TOKENS = np.arange(480) % 12 + 97
 
 
 class Scored:
@@ -32,15 +34,7 @@ def right(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 
 def by_length(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
     """Return losses that depend on the length of the window."""
-    return torch.full(
-        targets_BT.shape,
-        float(tokens_BT.shape[1]),
-    ), None
-
-
-def looking_ahead(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
-    """Return losses that depend on the tokens after their targets."""
-    return right(tokens_BT.flip(1), targets_BT)
+    return torch.full(targets_BT.shape, float(tokens_BT.shape[1])), None
 
 
 def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
@@ -49,11 +43,8 @@ def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 
 def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
     monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
-    member = load_function(f"py:{__name__}.make", "name")
-    return checked(
-        replace(member, text=member.tokenize(TEXT)),
-        [8, 16, 64],
-    )
+    member = load_function(f"py:{__name__}.make")
+    return checked(member, TOKENS, [8, 16, 64])
 
 
 def test_a_function_that_keeps_to_the_interface_reads_bytes(
@@ -75,22 +66,17 @@ def test_one_pass_is_not_used_where_it_is_not_exact(monkeypatch: pytest.MonkeyPa
     assert not load(Scored(right, one_pass=False), monkeypatch).reader.one_pass
 
 
-TEXTS = "encode must return tokens and the text of each"
-NO_LOSS = "has losses that are not -log P in 0 … 700 nats"
+NO_LOSS = r"cannot be scored \(its losses are not -log P in 0 … 700 nats\)"
 FAULTS: list[tuple[Any, str]] = [
-    (Scored(looking_ahead), "must be a causal language model: its losses depend on later tokens"),
-    (Scored(failing), r"cannot read 64 tokens \(no such table\)"),
+    (Scored(failing), r"cannot be scored \(no such table\)"),
     (
         Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)),
-        r"cannot read 64 tokens \(score must return a loss for each target, and a state\)",
+        r"cannot be scored \(score must return a loss for each target, and a state\)",
     ),
-    (Scored, "cannot read 64 tokens"),
+    (Scored, "cannot be scored"),
     (
-        Scored(
-            right,
-            encode=lambda text: ([1] * 3, ["a", "b"]),
-        ),
-        TEXTS,
+        Scored(right, encode=lambda text: ([1] * 3, ["a", "b"])),
+        "encode must return tokens and the text of each",
     ),
     (Scored(lambda tokens, targets: (targets * torch.inf, None)), NO_LOSS),
     (Scored(lambda tokens, targets: (targets * torch.nan, None)), NO_LOSS),
@@ -103,25 +89,13 @@ def test_a_fault_of_a_model_is_named(
     model: Any,
     words: str,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
+    (tmp_path / "text.txt").write_bytes(bytes(TOKENS.tolist()))
+    options: dict[str, Any] = {
+        "models": [f"py:{__name__}.make"],
+        "data_path": str(tmp_path / "text.txt"),
+    }
     with pytest.raises(OptionError, match=rf"models=py:{__name__}\.make: {words}"):
-        load(model, monkeypatch)
-
-
-def raises() -> None:
-    raise FileNotFoundError("no weights.pt\nhere")
-
-
-NO_FUNCTIONS = {
-    "module": "Empty module name",
-    f"{__name__}.nothing": "has no attribute 'nothing'",
-    f"{__name__}.raises": "no weights.pt here",
-}
-
-
-@pytest.mark.parametrize("name", NO_FUNCTIONS)
-def test_what_is_no_function_is_named(name: str) -> None:
-    words = rf"models=py:{name}: must be py:module\.function.*{NO_FUNCTIONS[name]}"
-    with pytest.raises(OptionError, match=words) as caught:
-        load_function(f"py:{name}", "name")
-    assert "\n" not in str(caught.value)
+        recl(tmp_path, **options)

@@ -50,7 +50,7 @@ def values(result: dict[str, Any], field: str) -> list[Any]:
 def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path) -> None:
     kinds = ["relative", "absolute", "lstm", "qrnn"]
     result = recl(tmp_path, *map(runs.checkpoint, kinds))
-    assert values(result, "name") == kinds
+    assert values(result, "name") == [str(runs.folder / kind) for kind in kinds]
     assert values(result, "trained_len") == [16, 8, 8, 8]  # segments of 8, memory of 8
     assert values(result, "scoring") == ["one pass", "direct", "one pass", "one pass"]
     assert values(result, "limit") == [None, 8, None, None]
@@ -77,27 +77,20 @@ def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> 
     )
     assert values(result, "checkpoint") == [checkpoint, ORACLE]
     assert (result["unit"], result["split"]) == ("bpb", "whole")
-    found = np.load(tmp_path / "losses.npz")
-    assert found["models"].tolist() == ["run", "exact"]
-    assert found["contexts"].tolist() == [4, 8, 12, 16]
+    arrays = np.load(tmp_path / "losses.npz")
+    assert arrays["models"].tolist() == ["run", "exact"]
     model = load_trained(checkpoint).model
     model = model.with_lengths(mem_len=0, same_length=False, clamp_len=15)
     tokens = torch.tensor([[*Path(path).read_bytes()]])
-    position = found["positions"][7]
-    for c, context in enumerate(found["contexts"]):
+    position = arrays["positions"][7]
+    for c, context in enumerate(arrays["contexts"]):
         window = tokens[:, position - context : position + 1]
-        nll, _ = model.score(
-            window[:, :-1],
-            window[:, -1:],
-            None,
-        )
-        assert found["nll"][0, c, 7] == pytest.approx(nll.item(), rel=1e-5)
-    assert found["nll"][1, 0] == pytest.approx(np.log(8))
-    np.testing.assert_allclose(
-        values(result, "nll"),
-        found["nll"].mean(axis=2),
-        rtol=1e-5,
-    )
+        target = window[:, -1:]
+        nll, _ = model.score(window[:, :-1], target, None)
+        assert arrays["nll"][0, c, 7] == pytest.approx(nll.item(), rel=1e-5)
+    assert arrays["nll"][1, 0] == pytest.approx(np.log(8))
+    means = arrays["nll"].mean(axis=2)
+    np.testing.assert_allclose(values(result, "nll"), means, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["characters", "documents"])
@@ -120,43 +113,25 @@ def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_
         runs.checkpoint("documents"),
     ]
     respected = recl(tmp_path / "respect", *group)
-    ignored = recl(
-        tmp_path / "ignore",
-        *group,
-        documents="ignore",
-    )
-    found = np.load(tmp_path / "respect/losses.npz")
-    respect_ICP = found["nll"]
+    ignored = recl(tmp_path / "ignore", *group, documents="ignore")
+    arrays = np.load(tmp_path / "respect/losses.npz")
+    respect_ICP = arrays["nll"]
     ignore_ICP = np.load(tmp_path / "ignore/losses.npz")["nll"]
-    tokens = load_corpus(
-        load_trained(group[1]).config.data,
-        marked=True,
-    ).splits["test"]
-    starts = np.flatnonzero(np.asarray(tokens) < 0)
-    positions = found["positions"]
-    document_P = (
-        np.searchsorted(
-            starts,
-            positions - 1,
-            side="right",
-        )
-        - 1
-    )
-    since_P = positions - starts[document_P]
+    corpus = load_corpus(load_trained(group[1]).config.data, marked=True)
+    starts = np.flatnonzero(np.asarray(corpus.splits["test"]) < 0)
+    positions = arrays["positions"]
+    since_P = positions - starts[np.searchsorted(starts, positions) - 1]
     n_cut = int((since_P < 16).sum())
     assert n_cut > 0
     assert [results["positions"]["cut"] for results in (respected, ignored)] == [n_cut, 0]
-    note = f"{n_cut} positions have fewer than 16 tokens of context"
+    note = f"{n_cut} positions have less context than the longest"
     assert note in (tmp_path / "respect/recl.md").read_text()
     is_cut_P = since_P <= 4
-    steps_IP = np.abs(respect_ICP[:, 1] - respect_ICP[:, 0])
-    assert steps_IP[:, is_cut_P].max() < 1e-5
-    changes_IP = np.abs(ignore_ICP[:, 1] - ignore_ICP[:, 0]) > 1e-7
-    assert changes_IP.mean() > 0.9  # a loss may be equal by chance
-    assert np.array_equal(
-        respect_ICP[0, 0, ~is_cut_P],
-        ignore_ICP[0, 0, ~is_cut_P],
-    )
+    respect_IP = np.abs(respect_ICP[:, 1] - respect_ICP[:, 0])
+    ignore_IP = np.abs(ignore_ICP[:, 1] - ignore_ICP[:, 0])
+    assert respect_IP[:, is_cut_P].max() < 1e-5
+    assert (ignore_IP > 1e-7).mean() > 0.9  # a loss may be equal by chance
+    np.testing.assert_array_equal(respect_ICP[0, 0, ~is_cut_P], ignore_ICP[0, 0, ~is_cut_P])
 
 
 def test_options_change_the_grid_and_the_losses(runs: SmallRuns, tmp_path: Path) -> None:

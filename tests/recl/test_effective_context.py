@@ -237,7 +237,7 @@ def test_guarded_recl_of_an_exact_model_may_be_much_shorter_than_recl() -> None:
 
 IMPOSSIBLE = [
     ({"contexts": [10, 20, 40, 40, 60]}, "contexts=.*ascending"),
-    ({"fractions": [0.5, 0.5]}, "fractions=.*different"),
+    ({"fractions": [0.5, 1.5]}, r"fractions=.*\(0, 1"),
     ({"threshold": 1.0}, "threshold=1.0"),
     (
         {"losses": {"m": np.full((5, 3), np.nan)}},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.recl.test_huggingface import measured, pytestmark  # noqa: F401
-from tests.recl.tiny_huggingface import VOCABULARY, fresh_loss, save_tiny, with_tokens
+from tests.recl.tiny_huggingface import VOCABULARY, fresh_loss, save_tiny
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import load_huggingface
 from txl_lightning.recl.models import Member
@@ -31,6 +31,7 @@ KINDS: list[tuple[str, dict[str, Any], bool]] = [
     ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 100}, False),
     ("doge", DOGE, False),
     ("deepseek_v32", {"index_topk": 80}, False),
+    ("bert", {"is_decoder": False}, False),  # reads both sides
     ("olmo2", {"rope_parameters": YARN, "max_position_embeddings": 100}, True),
     ("mistral", {"sliding_window": 9}, True),
 ]
@@ -39,8 +40,8 @@ KINDS: list[tuple[str, dict[str, Any], bool]] = [
 def checked_member(folder: Path, kind: str, options: dict[str, Any], contexts: list[int]) -> Member:
     """Save a model, load it and check it."""
     save_tiny(folder, kind, **{"max_position_embeddings": 400, **options})
-    loaded = load_huggingface(f"hf:{folder}", "name", contexts[-1])
-    return checked(with_tokens(loaded, TOKENS), contexts)
+    loaded = load_huggingface(f"hf:{folder}", contexts[-1])
+    return checked(loaded, TOKENS, contexts)
 
 
 @pytest.mark.parametrize(("kind", "options", "one_pass"), KINDS)
@@ -56,11 +57,7 @@ def test_losses_are_those_of_fresh_windows(
     assert member.reader.one_pass == one_pass
     assert (member.findings["one_pass_difference"] < 1e-3) == one_pass
     losses_CP = window_losses(member.reader, TOKENS, PLACES, CONTEXTS)
-    fresh = load_huggingface(
-        f"hf:{tmp_path}",
-        "name",
-        CONTEXTS[-1],
-    ).reader.model
+    fresh = load_huggingface(f"hf:{tmp_path}", CONTEXTS[-1]).reader.model
     for c, context in enumerate(CONTEXTS):
         for p, place in enumerate(PLACES):
             expected = fresh_loss(fresh, TOKENS, context, int(place))

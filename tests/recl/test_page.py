@@ -16,8 +16,8 @@ from torch import Tensor
 from examples.recall_oracle import RecallOracle
 from txl_lightning.data.recall import Recall
 from txl_lightning.recl.comparison import compare
+from txl_lightning.recl.loss_by_context import group_results
 from txl_lightning.recl.page import page
-from txl_lightning.recl.results import group_results
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -73,7 +73,8 @@ def drawn(n: int, contexts: list[int], models: int = 1) -> tuple[str, dict[str, 
     def spell(begin: int, stop: int) -> list[str]:
         return [HOSTILE[at % len(HOSTILE)] for at in range(begin, stop)]
 
-    return page(results, losses, positions, blocks, spell), losses
+    losses_ICP = np.stack([*losses.values()])
+    return page(results, losses_ICP, positions, blocks, spell), losses
 
 
 def test_every_scored_token_has_its_text_and_losses_and_no_text_becomes_markup() -> None:
@@ -176,20 +177,14 @@ def test_a_token_in_focus_shows_its_curve(shown_in_chromium: Shown) -> None:
     assert card.count("<circle") == 2 * len(CONTEXTS)
     assert "&lt;corpus&gt;, whole: 90 positions in 2 blocks." in shown
     assert "90 of 90 scored tokens, in 2 of 2 passages spread over the text." in shown
-    assert "⟨U+202E⟩abc" in shown
-    assert "\u202e" not in shown
-
-
-def test_the_chart_names_both_axes_in_the_unit_of_the_tables(shown_in_chromium: Shown) -> None:
-    html_page, losses = drawn(90, CONTEXTS)
-    shown = shown_in_chromium(html_page, "").split("<script")[0]
     chart = shown[shown.index('<div id="curves"') : shown.index('<div id="tables"')]
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", chart)
     assert texts[-5:] == ["4", "8", "12", "perplexity", "tokens of context"]
-    assert data_of(html_page)["tables"][1]["header"][3:] == ["ppl at 4 tokens", "ppl at 12 tokens"]
     loss = np.exp(losses["<model 0>"][0].mean())
     assert f"perplexity {loss:.2f} at 4 tokens" in chart
-    assert re.search(r'<div id="card"[^>]*hidden', shown)
+    assert ">ppl at 12 tokens</th>" in shown
+    assert "⟨U+202E⟩abc" in shown
+    assert "\u202e" not in shown
 
 
 IN_A_FRAME = """<!doctype html><iframe id="frame" width="{}" height="{}" srcdoc="{}"></iframe><script>onload = () => {{

@@ -2,14 +2,11 @@
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-
-from txl_lightning.recl.models import Member, TokenizedText
 
 POSITIONS = 48
 VOCABULARY = 300
@@ -104,15 +101,10 @@ def change(folder: str | Path, file: str, **changes: Any) -> None:
     path.write_text(json.dumps({**content, **changes}))
 
 
-def with_tokens(member: Member, tokens: np.ndarray) -> Member:
-    """Return a model with a text of these tokens."""
-    text = TokenizedText(tokens, "token", lambda begin, stop: [])
-    return replace(member, text=text)
-
-
 def fresh_loss(model: Any, tokens: np.ndarray, context: int, place: int) -> float:
     """Return the loss of a window of exactly c tokens, read by a copy of the model."""
     window = torch.from_numpy(tokens[place - context : place + 1])[None]
     with torch.no_grad():
-        losses, _ = copy.deepcopy(model).score(window[:, :-1], window[:, -1:])
+        fresh = copy.deepcopy(model)
+        losses, _ = fresh.score(window[:, :-1], window[:, -1:])
     return float(losses)

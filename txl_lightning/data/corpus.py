@@ -86,11 +86,7 @@ class Corpus:
     def facts(self) -> dict[str, Any]:
         """Return what results say about their corpus: name, level, checksum; how subwords are read, `<unk>` shares."""
         level = self.vocabulary.level
-        facts: dict[str, Any] = {
-            "name": self.name,
-            "level": level,
-            "sha256": self.checksum,
-        }
+        facts: dict[str, Any] = {"name": self.name, "level": level, "sha256": self.checksum}
         if level == "bpe":
             facts["by_line"] = False  # as before 0.5.0
         if level == "word" or any(self.unknown.values()):
@@ -288,10 +284,7 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
     file = config.tokenizer
     if file is not None:
         require(
-            size is None,
-            "data.vocab_size",
-            size,
-            "must not be given together with data.tokenizer",
+            size is None, "data.vocab_size", size, "must not be given together with data.tokenizer"
         )
         conversion = CONVERSIONS.get(Path(file).suffix)
         allowed = f"must be a tokenizer.json: {conversion}"

@@ -81,15 +81,7 @@ class StreamsDataModule(L.LightningDataModule):
                 seed = self.data.seed
         if ext_len is None:
             ext_len = self.ext_len
-        return streams_of(
-            self.corpus,
-            split,
-            sizes,
-            ext_len,
-            rank,
-            world_size,
-            seed,
-        )
+        return streams_of(self.corpus, split, sizes, ext_len, rank, world_size, seed)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Copy a batch for a GPU into pinned memory, from which Lightning copies it while the GPU works on."""
@@ -98,11 +90,7 @@ class StreamsDataModule(L.LightningDataModule):
         # A view is made contiguous first: copying it would go through memory that is not pinned.
         tokens = batch.tokens.contiguous().pin_memory()
         targets = batch.targets.contiguous().pin_memory()
-        return batch._replace(
-            tokens=tokens,
-            targets=targets,
-            known_targets=batch.targets.numpy(),
-        )
+        return batch._replace(tokens=tokens, targets=targets, known_targets=batch.targets.numpy())
 
     def train_dataloader(self) -> Streams:
         return self.streams("train")

@@ -74,12 +74,7 @@ def _numpy(path: Path) -> Part:
         f"must be integers in one dimension, not {ids.dtype} {ids.shape}: save ids.ravel()",
     )
     dtype = ids.dtype.name if ids.dtype.isnative else ids.dtype.str
-    return _part(
-        path,
-        dtype,
-        len(ids),
-        ids.offset,
-    )
+    return _part(path, dtype, len(ids), ids.offset)
 
 
 def _indexed(path: Path) -> Part:
@@ -94,12 +89,7 @@ def _indexed(path: Path) -> Part:
     )
     is_fairseq = len(index) == 26 + 12 * n_sequences  # Megatron's has the number of documents
     at = 26 if is_fairseq else 34
-    lengths = np.frombuffer(
-        index,
-        "<i4",
-        n_sequences,
-        at,
-    )
+    lengths = np.frombuffer(index, "<i4", n_sequences, at)
     starts = np.append(0, np.cumsum(lengths, dtype=np.int64))
     n_ids = int(starts[-1])
     if not is_fairseq:
@@ -111,12 +101,7 @@ def _indexed(path: Path) -> Part:
                 at + 12 * n_sequences,
             )
         ]
-    return _part(
-        path,
-        TYPES_OF_INDEX[code],
-        n_ids,
-        starts=starts,
-    )
+    return _part(path, TYPES_OF_INDEX[code], n_ids, starts=starts)
 
 
 def _part(path: Path, dtype: str, n_ids: int, offset: int = 0, starts: Any = ()) -> Part:
@@ -126,14 +111,7 @@ def _part(path: Path, dtype: str, n_ids: int, offset: int = 0, starts: Any = ())
         path,
         f"must have the {n_ids:,} ids of its header or index, and no more",
     )
-    return Part(
-        path,
-        0,
-        n_ids,
-        format=dtype,
-        offset=offset,
-        starts=starts,
-    )
+    return Part(path, 0, n_ids, format=dtype, offset=offset, starts=starts)
 
 
 def _raw(path: Path, config: FileData, head: bytes) -> Part:
@@ -189,10 +167,7 @@ def vocabulary_of_ids(
     inputs = (checksum, "range of ids")
     counts = cached(config.cache_dir, inputs, lambda _: _count_ids(source)).description
     require(
-        counts["smallest"] >= 0,
-        "data.path",
-        config.path,
-        "must have ids, none of them negative",
+        counts["smallest"] >= 0, "data.path", config.path, "must have ids, none of them negative"
     )
     if given is None:
         given = _new_vocabulary(config, counts)
@@ -239,10 +214,7 @@ def _new_vocabulary(config: FileData, counts: dict[str, int]) -> Vocabulary:
         )
         size = least if names else counts["largest"] + 1
     require(
-        size >= least,
-        "data.vocab_size",
-        size,
-        f"must be an integer >= {least}, for all data.names",
+        size >= least, "data.vocab_size", size, f"must be an integer >= {least}, for all data.names"
     )
     require_memory(BYTES_OF_ID * size, "data.vocab_size", size)
     symbols = [
@@ -266,7 +238,7 @@ def names_of_ids(file: str) -> dict[int, str]:
         if not file.endswith(".json"):
             return dict(enumerate(text.splitlines()))
         numbers = json.loads(text)
-        if "model" in numbers and "version" in numbers:
+        if isinstance(numbers.get("model"), dict):
             numbers = Tokenizer.from_str(text).get_vocab()
         return {int(number): name for name, number in numbers.items()}
     except Exception as error:  # tokenizers raises a plain Exception

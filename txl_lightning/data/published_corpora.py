@@ -152,12 +152,7 @@ def _root(config: DataConfig) -> Path:
     option = "data.root" if config.root else "TXL_DATA"
     root_of_user = config.root or os.environ.get("TXL_DATA")
     root = expand(root_of_user or f"{config.cache_dir}/downloads")
-    require(
-        root.is_dir() or not root_of_user,
-        option,
-        root_of_user,
-        "must be a folder",
-    )
+    require(root.is_dir() or not root_of_user, option, root_of_user, "must be a folder")
     return root
 
 

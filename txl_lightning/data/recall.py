@@ -126,12 +126,7 @@ def recall(config: RecallData) -> Source:
         config.distance,
         f"must be multiples of {K}, their number",
     )
-    require(
-        0 < config.repeats < 1,
-        "data.repeats",
-        config.repeats,
-        "must be above 0 and below 1",
-    )
+    require(0 < config.repeats < 1, "data.repeats", config.repeats, "must be above 0 and below 1")
     most = len(CHARACTERS) // K
     require(
         2 <= config.symbols <= most,

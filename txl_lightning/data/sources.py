@@ -204,12 +204,7 @@ def open_vocabulary(config: DataConfig) -> MakeVocabulary:
     least = config.min_count
     if least is None:
         least = 2 if config.level == "word" else 1
-    require(
-        least >= 1,
-        "data.min_count",
-        least,
-        "must be an integer >= 1",
-    )
+    require(least >= 1, "data.min_count", least, "must be an integer >= 1")
     make = vocabulary.words if config.level == "word" else vocabulary.characters_and_unknown
     return partial(make, min_count=least)
 
@@ -287,13 +282,11 @@ def reading(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except UserError:
+        raise
     except UNREADABLE as error:
-        if isinstance(error, UserError) or getattr(
-            error, "errno", None
-        ):  # no permission, a full disk
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}: {reason})") from error
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise UserError(f"{path}: cannot be read ({' '.join(reason.split())[:200]})") from error
 
 
 @contextmanager

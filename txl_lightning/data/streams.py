@@ -125,12 +125,7 @@ class Streams:
 
     def __post_init__(self) -> None:
         allowed = f"must be at least the {self.world_size} processes, a stream for each"
-        require(
-            self.batch_size >= self.world_size,
-            "batch_size",
-            self.batch_size,
-            allowed,
-        )
+        require(self.batch_size >= self.world_size, "batch_size", self.batch_size, allowed)
         self.epoch = 0
         self.position = 0
         self._start = 0
@@ -153,12 +148,7 @@ class Streams:
         stream_len = self.text_len // self.batch_size
         most = f"must be at most {self.text_len // 2}"
         allowed = f"{most}: the text has {self.text_len} tokens, and a stream needs 2"
-        require(
-            stream_len >= 2,
-            "batch_size",
-            self.batch_size,
-            allowed,
-        )
+        require(stream_len >= 2, "batch_size", self.batch_size, allowed)
         start = 0
         if self.seed is not None:
             start = int(np.random.default_rng(self.seed).integers(self.text_len))
@@ -212,13 +202,12 @@ class Streams:
         )
         window_BT = torch.from_numpy(window.astype(np.int64))
         n_left = self.targets_per_stream - index * self.segment_len
-        targets_BT = window_BT[:, -min(self.segment_len, n_left) :]
+        targets_BT = window_BT[
+            :,
+            -min(self.segment_len, n_left) :,
+        ]
         targets_BT = torch.maximum(targets_BT, ~targets_BT)  # targets have no document marks
-        return Batch(
-            window_BT[:, :-1],
-            targets_BT,
-            index,
-        )
+        return Batch(window_BT[:, :-1], targets_BT, index)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield all segments in the epoch, or once those from a restored position on."""
@@ -290,12 +279,7 @@ class ShuffledStreams(Streams):
         sentences = f"{len(self.starts):,} sentences ({n_tokens:,} tokens)"
         segment = f"for one segment of {self.segment_len}"
         allowed = f"gives too few of {sentences} to each stream {segment}"
-        require(
-            n_targets >= 1,
-            "batch_size",
-            self.batch_size,
-            allowed,
-        )
+        require(n_targets >= 1, "batch_size", self.batch_size, allowed)
         return n_targets
 
     def _order(self) -> None:
@@ -351,10 +335,6 @@ def streams_of(
             return ShuffledStreams(
                 corpus.splits[split], *lengths, starts=corpus.documents[split], seed=seed
             )
-        return Streams(
-            corpus.splits[split],
-            *lengths,
-            seed=seed,
-        )
+        return Streams(corpus.splits[split], *lengths, seed=seed)
     except OptionError as error:
         raise error.within("evaluation" if hasattr(sizes, "max_segments") else "data") from error

@@ -28,12 +28,7 @@ WORD_START = "▁"  # stands for a space in SentencePiece's tokenizers
 WORD = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|[^\S\x1c-\x1f]+")
 SPACED_WORD = re.compile(r"[^\S\x1c-\x1f]+[\S\x1c-\x1f]+")
 BEFORE_WORD = re.compile(r"(?<=[^\s\x1c-\x1f])(?=[ \n])")
-GPT_2 = {
-    "type": "ByteLevel",
-    "add_prefix_space": False,
-    "trim_offsets": True,
-    "use_regex": True,
-}
+GPT_2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 ID_BYTES = 4
 MOST_WORDS = 1 << 18  # words whose tokens are remembered
 # Long documents are encoded in parts. A place to cut is before a space between letters, or after a line break.

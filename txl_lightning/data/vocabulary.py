@@ -229,10 +229,7 @@ class Vocabulary:
         return cls(
             level,
             tuple(state["symbols"]),
-            state.get(
-                "tokenizer",
-                "",
-            ),
+            state.get("tokenizer", ""),
             state.get("lenient", False),
         )
 

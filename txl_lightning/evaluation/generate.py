@@ -14,14 +14,14 @@ import torch
 
 from txl_lightning.config.lengths import training_lengths
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, without_marks
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import require
 from txl_lightning.evaluation.commands import open_checkpoint, open_text, options_as_typed
 from txl_lightning.evaluation.hardware import autocast, chosen_precision
 from txl_lightning.evaluation.losses import device_of
 from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.evaluation.protocol import with_lengths
 from txl_lightning.evaluation.texts import encode_open
-from txl_lightning.evaluation.trained import TrainedModel
+from txl_lightning.evaluation.trained import TrainedModel, naming
 from txl_lightning.files import write_json
 from txl_lightning.model.inference.generation import GenerativeModel, Sampling
 from txl_lightning.model.inference.generation import generate as draw
@@ -168,10 +168,8 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
     text = options.prompt or ""
     shown = f"{text!r:.40}"
     vocabulary = replace(trained.vocabulary, lenient=False)
-    try:
+    with naming("prompt", shown):
         tokens = encode_open(vocabulary, text, trained.closed_sentences)
-    except UserError as error:
-        raise OptionError("prompt", shown, str(error)) from error
     allowed = "must have at least one token of the checkpoint's vocabulary"
     require(bool(tokens), "prompt", shown, allowed)
     return Prompt(tokens)

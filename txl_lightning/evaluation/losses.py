@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, islice
 from typing import TypeVar
 
 import numpy as np
@@ -20,10 +19,9 @@ from numpy.typing import NDArray
 from torch import nn
 from tqdm import tqdm
 
-from txl_lightning.data.streams import Batch, Streams
+from txl_lightning.data.streams import Streams
 from txl_lightning.model.language_model import LanguageModel
 
-SEGMENT_TOKENS = 4_096  # in segments without memory that are scored together
 NORMAL_95 = 1.96  # standard errors on either side of a mean
 PROGRESS_SECONDS = 20.0  # between two progress lines where there is no terminal
 
@@ -61,8 +59,7 @@ def stream_losses(
 ) -> TokenLosses:
     """Score streams from their start, the state carried from segment to segment, token by token in text order.
 
-    The losses depend on the number of streams, since each starts without context: report both. Without memory segments
-    do not depend on each other: neighbours of equal shape are scored in one batch of about `SEGMENT_TOKENS` tokens.
+    The losses depend on the number of streams, since each starts without context: report both.
 
     Args:
         model: scores the tokens, at its current lengths.
@@ -72,48 +69,21 @@ def stream_losses(
     """
     started = time.perf_counter()
     device = device_of(model)
-    is_recurrent = getattr(getattr(model, "config", None), "is_recurrent", True)
     n_segments = min(len(streams), max_segments or len(streams))
-    segments = with_progress(
-        map(streams.__getitem__, range(n_segments)),
-        n_segments,
-        title,
-    )
-    losses: list[NDArray[np.floating]] = []
+    losses = []
+    positions = []
     state = None
-    for alike in _segments_of_one_shape(segments, 0 if is_recurrent else SEGMENT_TOKENS):
-        tokens = torch.cat([segment.tokens for segment in alike]).to(device)
-        targets = torch.cat([segment.targets for segment in alike]).to(device)
-        nll, state = model.score(tokens, targets, state)
-        losses.extend(
-            nll.cpu()
-            .numpy()
-            .reshape(
-                len(alike),
-                -1,
-                nll.shape[1],
-            )
-        )
-        if not is_recurrent:
-            state = None
+    for index in with_progress(range(n_segments), n_segments, title):
+        segment = streams[index]
+        nll_BT, state = model.score(segment.tokens.to(device), segment.targets.to(device), state)
+        losses.append(nll_BT.cpu().numpy())
+        positions.append(streams.positions(index))
     nll_P = np.concatenate(losses, axis=1).ravel()
-    positions = [streams.positions(index) for index in range(n_segments)]
     positions_P = np.concatenate(positions, axis=1).ravel()
     order = positions_P.argsort()  # shuffled sentences have another order in streams
     left_out = {**streams.left_out, "max_segments": streams.n_targets - len(nll_P)}
     seconds = time.perf_counter() - started
     return TokenLosses(nll_P[order], positions_P[order], left_out, seconds)
-
-
-def _segments_of_one_shape(segments: Iterable[Batch], most_tokens: int) -> Iterator[list[Batch]]:
-    """Yield lists of neighbouring segments with one shape, together at most `most_tokens` unless alone."""
-    for shapes, alike in groupby(
-        segments,
-        lambda one: (one.tokens.shape, one.targets.shape),
-    ):
-        n_joined = max(1, most_tokens // shapes[0].numel())
-        while joined := list(islice(alike, n_joined)):
-            yield joined
 
 
 def with_progress(

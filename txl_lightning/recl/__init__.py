@@ -22,16 +22,7 @@ MODULES = {
     "window_losses": "windows",
     "window_reader": "windows",
 }
-__all__ = [
-    "EffectiveContext",
-    "WindowReader",
-    "compare",
-    "context_curve",
-    "position_blocks",
-    "relative_effective_context_lengths",
-    "window_losses",
-    "window_reader",
-]
+__all__ = ["EffectiveContext", "relative_effective_context_lengths", *MODULES]
 
 
 def __getattr__(name: str) -> Any:

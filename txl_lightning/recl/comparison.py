@@ -11,9 +11,9 @@ from torch import Tensor
 
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.recl.effective_context import Entries
+from txl_lightning.recl.loss_by_context import group_results
 from txl_lightning.recl.page import page
 from txl_lightning.recl.positions import position_blocks
-from txl_lightning.recl.results import group_results
 from txl_lightning.recl.windows import window_losses, window_reader
 
 
@@ -76,4 +76,5 @@ def compare(
             return list(texts[begin:stop])
         return [f" {token}" for token in tokens[begin:stop]]
 
-    return results, page(results, losses, positions, blocks, spell)
+    losses_ICP = np.stack([*losses.values()])
+    return results, page(results, losses_ICP, positions, blocks, spell)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ Entries = dict[str, Any]
 """Entries of `recl.json`, by name."""
 
 INTERVAL = [0.025, 0.975]  # quantiles
-BUCKET = 128  # distinct losses
+BUCKET = 160  # distinct losses
 
 
 @dataclass(frozen=True)
@@ -144,9 +143,8 @@ def check_definition(
     is_grid = len(contexts) >= 2 and min(np.diff([0, *contexts])) > 0
     allowed = "must be at least two, ascending, the first >= 1"
     require(is_grid, "contexts", list(contexts), allowed)
-    are_different = 1 <= len(fractions) == len(set(fractions))
-    are_fractions = are_different and 0 < min(fractions) <= max(fractions) <= 1
-    require(are_fractions, "fractions", list(fractions), "must be different numbers in (0, 1]")
+    are_fractions = 0 < min(fractions, default=0) <= max(fractions, default=1) <= 1
+    require(are_fractions, "fractions", list(fractions), "must be numbers in (0, 1]")
     require(0 < threshold < 1, "threshold", threshold, "must be in (0, 1)")
     check("bootstrap", bootstrap, LENGTH, at_most(100_000))
 
@@ -161,20 +159,16 @@ def _effective_context(
 ) -> EffectiveContext:
     gains_SC = -np.expm1(long_SC - short_SC)
     ends_SC = gains_SC < threshold
-    value, low, high = _length(ends_SC, contexts, limit)
-    guarded, guarded_low, guarded_high = _length(ends_SC | rises_SC, contexts, limit)
-    is_open = limit is None or limit > contexts[-1]
+    value, at_least, low, high = _length(ends_SC, contexts, limit)
+    guarded = _length(ends_SC | rises_SC, contexts, limit)
     gains_C = np.flatnonzero(ends_SC[0] < (np.array(contexts[:-1]) > value))
     perplexities_C = np.exp(short_SC[0])
     return EffectiveContext(
-        value=value,
-        at_least=is_open and value == contexts[-1],
-        low=low,
-        high=high,
-        guarded=guarded,
-        guarded_at_least=is_open and guarded == contexts[-1],
-        guarded_low=guarded_low,
-        guarded_high=guarded_high,
+        value,
+        at_least,
+        low,
+        high,
+        *guarded,
         gains_again=contexts[gains_C[0] + 1] if len(gains_C) else None,
         relative_gains=gains_SC[0].tolist(),
         perplexity_gains=(perplexities_C - np.exp(long_SC[0])).tolist(),
@@ -182,23 +176,22 @@ def _effective_context(
     )
 
 
-def _length(ends_SC: Booleans, contexts: Sequence[int], limit: int | None) -> list[int]:
-    """Return the first context at which gains end, at most the limit, and its interval over samples.
+def _length(
+    ends_SC: Booleans, contexts: Sequence[int], limit: int | None
+) -> tuple[int, bool, int, int]:
+    """Return the first context at which gains end, at most the limit, whether it may be longer, and its interval.
 
-    The first sample is the text itself. Where gains do not end it is the longest context.
+    The first sample is the text itself; the interval is over the others. Where gains do not end it is the longest
+    context.
     """
-    never_S1 = np.ones((len(ends_SC), 1), dtype=bool)
-    first_S = np.hstack([ends_SC, never_S1]).argmax(axis=1)
-    value_S = np.minimum(
-        np.array(contexts)[first_S],
-        limit or contexts[-1],
-    )
+    longest = contexts[-1]
+    ends = np.pad(ends_SC, ((0, 0), (0, 1)), constant_values=True).argmax(axis=1)
+    value_S = np.minimum(np.array(contexts)[ends], limit or longest)
+    value = int(value_S[0])
     sampled_S = value_S[min(1, len(value_S) - 1) :]
-    interval = np.quantile(sampled_S, INTERVAL, method="inverted_cdf")
-    return [
-        int(value_S[0]),
-        *interval.astype(int).tolist(),
-    ]
+    low, high = np.quantile(sampled_S, INTERVAL, method="inverted_cdf")
+    is_open = limit is None or limit > longest
+    return value, is_open and value == longest, int(low), int(high)
 
 
 def measured_steps(
@@ -228,104 +221,78 @@ def measured_steps(
         block_P: block index per position.
     """
     n_S = counts_SB @ np.bincount(block_P)
-    sizes_RS = np.maximum(
-        1,
-        np.floor(np.outer(fractions, n_S) + 0.5),
-    )
+    sizes_RS = np.maximum(1, np.floor(np.outer(fractions, n_S) + 0.5))
+    all_RS = np.tile(n_S, (len(fractions) + 1, 1))
+    best_CP = losses_ICP.min(axis=0)
+    before_CP = np.cumsum(best_CP, axis=0)
     means = []
     rises = []
-    before_P = np.zeros(losses_ICP.shape[2])
-    for c, (now_IP, next_IP) in enumerate(pairwise(losses_ICP.transpose(1, 0, 2))):
-        best_P = now_IP.min(axis=0)
+    for c, best_P in enumerate(best_CP[:-1]):
+        next_IP = losses_ICP[:, c + 1]
         values_VP = np.vstack([best_P, np.minimum(best_P, next_IP)])
-        means.append(_hardest_means(values_VP, sizes_RS, counts_SB, block_P))
-
-        change_IP = next_IP - now_IP
-        sums_IB = np.stack([np.bincount(block_P, change_P) for change_P in change_IP])
-        rises_IS = sums_IB @ counts_SB.T >= 0
-        rises_RIS = np.stack([rises_IS] * len(fractions))
+        means.append(_hardest_means(best_P, values_VP, sizes_RS, counts_SB, block_P))
+        sizes_of_H_RS = all_RS
         if c > 0:
-            values_VP = np.vstack([before_P, change_IP])
-            means_RVS = _hardest_means(values_VP, sizes_RS, counts_SB, block_P)
-            rises_RIS |= means_RVS[:, 1:] >= 0
-        rises.append(rises_RIS)
-        before_P += best_P
+            sizes_of_H_RS = np.vstack([sizes_RS, n_S])
+        changes_IP = next_IP - losses_ICP[:, c]
+        hardness_P = before_CP[max(0, c - 1)]
+        changes_RIS = _hardest_means(hardness_P, changes_IP, sizes_of_H_RS, counts_SB, block_P)
+        rises_RIS = changes_RIS >= 0
+        rises.append(rises_RIS[:-1] | rises_RIS[-1])
     return np.stack(means, axis=-1), np.stack(rises, axis=-1)
 
 
-def _hardest_means(values_VP: Array, sizes_RS: Array, counts_SB: Array, block_P: Integers) -> Array:
-    """Return means, [R, V, S], over each sample's `sizes_RS` positions with the largest first values.
+def _hardest_means(
+    hardness_P: Array,
+    values_VP: Array,
+    sizes_RS: Array,
+    counts_SB: Array,
+    block_P: Integers,
+) -> Array:
+    """Return means, [R, V, S], over each sample's `sizes_RS` hardest positions.
 
-    Positions are sorted into buckets; equal values share one. Buckets before the one where T ends are summed by blocks.
-    Only within that one are a sample's positions counted.
+    Positions that tie for the last places share them equally; the positions' order does not matter. Sorted positions
+    are divided into buckets. Blocks have sums of whole buckets; only in the bucket where T ends, for N pairs of a
+    fraction and a sample, are positions counted.
     """
-    order = np.argsort(-values_VP[0])
+    order = np.argsort(-hardness_P)
+    hardness_P = hardness_P[order]
     values_VP = values_VP[:, order]
     block_P = block_P[order]
-    n_blocks = counts_SB.shape[1]
-    is_lower = (
-        np.diff(
-            values_VP[0],
-            prepend=values_VP[0, :1],
-        )
-        != 0
-    )
-    bucket_P = np.cumsum(is_lower) // BUCKET
+    is_less = np.diff(hardness_P, prepend=hardness_P[0]) != 0
+    bucket_P = np.cumsum(is_less) // BUCKET
     n_buckets = bucket_P[-1] + 1
-    edges = np.searchsorted(bucket_P, np.arange(n_buckets + 1))
-    sizes_BK = np.zeros((n_blocks, n_buckets))
-    np.add.at(sizes_BK, (block_P, bucket_P), 1)
-    before_SK = counts_SB @ (np.cumsum(sizes_BK, axis=1) - sizes_BK)
-
-    totals_RVS = np.empty((len(sizes_RS), len(values_VP), len(counts_SB)))
-    for r, size_S in enumerate(sizes_RS):
-        last_S = (before_SK <= size_S[:, None]).sum(axis=1) - 1
-        for k in np.unique(last_S):
-            here = np.flatnonzero(last_S == k)
-            start, stop = edges[k : k + 2]
-            counts = counts_SB[here]
-            sorted_P = values_VP[0, start:stop]
-            size = size_S[here] - before_SK[here, k]
-            weights = _shares_of_hardest(
-                sorted_P,
-                size,
-                counts[:, block_P[start:stop]],
-            )
-            for v, values_P in enumerate(
-                values_VP
-            ):  # one by one: rounding must not depend on other samples
-                sums_B = np.bincount(
-                    block_P[:start],
-                    values_P[:start],
-                    minlength=n_blocks,
-                )
-                totals_RVS[r, v, here] = counts @ sums_B + weights @ values_P[start:stop]
-    return totals_RVS / sizes_RS[:, None]
+    shape = (counts_SB.shape[1], n_buckets)
+    cell_P = np.ravel_multi_index((block_P, bucket_P), shape)
+    sums_VBK = []
+    for weights_P in (np.ones(len(order)), *values_VP):
+        sums = np.bincount(cell_P, weights_P, np.prod(shape))
+        sums_VBK.append(sums.reshape(shape))
+    before_VBK = np.cumsum(sums_VBK, axis=2) - sums_VBK
+    harder_SK = counts_SB @ before_VBK[0]
+    last_RS = (harder_SK < sizes_RS[:, :, None]).sum(axis=2) - 1
+    totals_RSV = np.empty((*sizes_RS.shape, len(values_VP)))
+    for k in np.unique(last_RS):
+        start, stop = np.searchsorted(bucket_P, [k, k + 1])
+        pairs = np.nonzero(last_RS == k)
+        samples = pairs[1]
+        counts_NP = counts_SB[samples][:, block_P[start:stop]]
+        sizes_N = sizes_RS[pairs] - harder_SK[samples, k]
+        weights_NP = _hardest_counts(hardness_P[start:stop], sizes_N, counts_NP)
+        whole_NV = counts_SB[samples] @ before_VBK[1:, :, k].T
+        totals_RSV[pairs] = whole_NV + weights_NP @ values_VP[:, start:stop].T
+    return np.moveaxis(totals_RSV / sizes_RS[:, :, None], 2, 1)
 
 
-def _shares_of_hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Array:
-    """Return how often each position is in T, [S, P]: the `size_S` positions with the largest losses.
-
-    Positions that tie for the last places share them equally; the positions' order does not matter.
-
-    Args:
-        sorted_P: losses, descending.
-        size_S: positions in T, in each sample.
-        counts_SP: how often each sample holds each position.
-    """
-    is_lower = sorted_P[1:] != sorted_P[:-1]
-    is_first = np.concatenate([[True], is_lower])
-    totals = np.add.reduceat(counts_SP, np.flatnonzero(is_first), axis=1)
-    earlier = np.cumsum(totals, axis=1) - totals
-    taken = np.clip(
-        size_S[:, None] - earlier,
-        0,
-        totals,
-    )
-    shares = taken / np.maximum(totals, 1)
-    number_P = np.cumsum(is_first) - 1
-    weights_SP: Array = counts_SP * shares[:, number_P]
-    return weights_SP
+def _hardest_counts(sorted_P: Array, sizes_S: Array, counts_SP: Array) -> Array:
+    """Return how often each position is in T, [S, P]: the `sizes_S` hardest, sorted; ties share the last places."""
+    up_to_SP = np.cumsum(counts_SP, axis=1)
+    first_P = np.searchsorted(-sorted_P, -sorted_P)
+    last_P = np.searchsorted(-sorted_P, -sorted_P, side="right") - 1
+    harder_SP = (up_to_SP - counts_SP)[:, first_P]
+    ties_SP = up_to_SP[:, last_P] - harder_SP
+    shares_SP = (sizes_S[:, None] - harder_SP) / np.maximum(ties_SP, 1)
+    return counts_SP * np.clip(shares_SP, 0, 1)
 
 
 def resampled(n_blocks: int, n_samples: int, seed: int) -> Array:

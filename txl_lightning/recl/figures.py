@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter
 
 from txl_lightning.evaluation.units import unit_name
-from txl_lightning.recl.effective_context import Entries
+from txl_lightning.recl.effective_context import Array, Entries
 from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_with_legend, short
 
 MOST_TICKS = 9
+Curves = Mapping[str, tuple[Any, Any]]
+"""Values and standard errors by context, by model."""
 
 
 def draw_figures(results: Entries, directory: Path) -> None:
-    """Draw all figures as PNG and SVG.
+    """Draw all figures as PNG and SVG, with bars of one standard error.
 
         contexts          loss by context (Figure 4)
         gains_r…          gain of each step for each r (Figure 3)
@@ -30,88 +31,53 @@ def draw_figures(results: Entries, directory: Path) -> None:
     """
     unit = results["unit"]
     contexts = results["contexts"]
-    models = {model["name"]: model for model in results["models"]}
-    losses = {
-        name: (model[unit], model[f"{unit}_standard_error"]) for name, model in models.items()
-    }
-    axes = _axes(contexts, losses)
+    models = results["models"]
+    losses = {}
+    for model in models:
+        losses[model["name"]] = (model[unit], model[f"{unit}_standard_error"])
     quantity = unit_name(results["corpus"]["level"])
-    axes.set(
-        title=f"{quantity.capitalize()} by context (± standard error)",
-        ylabel=quantity,
-    )
-    _save(axes, directory / "contexts")
+    title = f"{quantity.capitalize()} by context (± standard error)"
+    _draw(directory / "contexts", title, quantity, contexts, losses)
     for r in map(float, results["fractions"]):
-        axes = _gains(results, str(r))
-        axes.set_title(f"Gain of a step, hardest {r:.0%} of positions")
-        _save(axes, directory / f"gains_r{r}")
+        gains = {}
+        for model in models:
+            length = model["recl"][str(r)]
+            gains[model["name"]] = (length["perplexity_gains"], None)
+        needed = results["threshold"] * np.array(length["perplexities"])  # equal for all models
+        title = f"Gain of a step c → c' to the next context, hardest {r:.0%} of positions"
+        quantity = "exp f(c, c) − exp f(c, c') (perplexity)"
+        _draw(directory / f"gains_r{r}", title, quantity, contexts[:-1], gains, needed)
     if len(models) > 1:
-        first = next(iter(models))
-        differences = {f"{first} (zero)": (np.zeros(len(contexts)), 0)}
+        first = models[0]["name"]
+        differences: dict[str, tuple[Any, Any]] = {
+            f"{first} (zero)": (0 * np.array(contexts), None)
+        }
         for pair in results["differences"][: len(models) - 1]:  # of the first model
             differences[pair["minus"]] = (np.negative(pair["nll"]), pair["nll_standard_error"])
-        axes = _axes(contexts, differences)
         title = f"Loss minus the loss of {plain_text(first)} (± standard error)"
-        axes.set(title=title, ylabel="difference of the loss (nats)")
-        _save(axes, directory / "differences")
+        _draw(directory / "differences", title, "nats", contexts, differences)
 
 
-def _gains(results: Entries, r: str) -> Axes:
-    """Draw the gains at r, and the gain that counts: threshold · exp f(c, c), equal for all models."""
-    contexts = results["contexts"][:-1]
-    gains = {}
-    for model in results["models"]:
-        length = model["recl"][r]
-        gains[model["name"]] = (length["perplexity_gains"], 0)
-    axes = _axes(contexts, gains)
-    needed = results["threshold"] * np.array(length["perplexities"])
-    axes.plot(
-        contexts,
-        needed,
-        "--",
-        color="grey",
-        label="needed for a longer RECL",
-    )
-    decade = np.floor(np.log10(needed.min()))
-    axes.set_yscale("symlog", linthresh=10**decade)
-    axes.yaxis.set_major_formatter(FuncFormatter(short))
-    axes.set_xlabel("c, of a step c → c' to the next context (tokens)")
-    axes.set_ylabel("gain: exp f(c, c) − exp f(c, c') (perplexity)")
-    return axes
-
-
-def _axes(contexts: Sequence[int], curves: Mapping[str, tuple[Any, Any]]) -> Axes:
-    """Draw the values of each model in a band of one standard error, with ticks at some contexts."""
-    axes = new_figure(5.4, 4.0).add_subplot()  # small: to be read at the width of a phone
-    axes.set_xlabel("context (tokens)")
+def _draw(
+    stem: Path,
+    title: str,
+    quantity: str,
+    contexts: Sequence[int],
+    curves: Curves,
+    needed: Array | None = None,
+) -> None:
+    """Draw the curves of all models, with ticks at some contexts, and the gain that RECL needs."""
+    figure = new_figure(5.4, 4.0)  # small: to be read at the width of a phone
+    axes = figure.add_subplot()
+    every = -(-len(contexts) // MOST_TICKS)
+    axes.set(title=title, xlabel="context c (tokens)", ylabel=quantity, xticks=contexts[::every])
+    axes.xaxis.set_major_formatter(FuncFormatter(short))
     for (name, (values, errors)), look in zip(curves.items(), looks(), strict=False):
         label = plain_text(name)
-        axes.plot(
-            contexts,
-            values,
-            **look,
-            label=label,
-            markersize=3.5,
-            linewidth=1.4,
-        )
-        low = np.subtract(values, errors)
-        high = np.add(values, errors)
-        axes.fill_between(
-            contexts,
-            low,
-            high,
-            color=look["color"],
-            alpha=0.12,
-            linewidth=0,
-        )
-    if len(set(np.diff(contexts))) > 1:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_minor_locator(NullLocator())
-    every = -(-len(contexts) // MOST_TICKS)
-    axes.set_xticks(contexts[::every])
-    axes.xaxis.set_major_formatter(FuncFormatter(short))
-    return axes
-
-
-def _save(axes: Any, stem: Path) -> None:
-    save_with_legend(axes.figure, axes, stem)
+        axes.errorbar(contexts, values, errors, label=label, markersize=3.5, linewidth=1.4, **look)
+    if needed is not None:
+        axes.plot(contexts, needed, "--", color="grey", label="needed for a longer RECL")
+        decade = np.floor(np.log10(needed.min()))
+        axes.set_yscale("symlog", linthresh=10**decade)
+        axes.yaxis.set_major_formatter(FuncFormatter(short))
+    save_with_legend(figure, axes, stem)

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from txl_lightning.errors import require
+from txl_lightning.errors import first_line, require
 from txl_lightning.recl.effective_context import Entries
 from txl_lightning.recl.models import HUGGING_FACE, MODELS, Member, TokenizedText, foreign_errors
 from txl_lightning.recl.windows import WindowReader
 
-MOST_RESERVED = 8  # rows in a position table
+TOKEN = 5  # some classes do not count the positions of padding, 0 to 3
 SHOWN = 20  # characters around a changed text
 NO_MODEL = {  # by a file that a folder without config.json has
     "*.ckpt": "a checkpoint of txl train goes into checkpoints=",
@@ -72,22 +72,14 @@ class HuggingFaceModel(nn.Module):
         context.
         """
         T = tokens_BT.shape[1]
-        places_C = torch.arange(
-            T - targets_BT.shape[1],
-            T,
-            device=tokens_BT.device,
-        )
+        places_C = torch.arange(T - targets_BT.shape[1], T, device=tokens_BT.device)
         return self.losses_at(tokens_BT, targets_BT, places_C), None
 
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor) -> Tensor:
         """Return the losses, [B, C], for the targets after the tokens at `places_C` in a text that begins with them."""
-        if self.begin_of_text:
-            begin_BT = tokens_BT.new_tensor(self.begin_of_text).expand(
-                len(tokens_BT),
-                -1,
-            )
-            tokens_BT = torch.cat([begin_BT, tokens_BT], dim=1)
-            places_C = places_C + len(self.begin_of_text)
+        begin_BT = tokens_BT.new_tensor([self.begin_of_text] * len(tokens_BT))
+        tokens_BT = torch.cat([begin_BT, tokens_BT], dim=1)
+        places_C = places_C + len(self.begin_of_text)
         self.restore()
         if self.selects:
             logits_BCV = self.model(input_ids=tokens_BT, logits_to_keep=places_C).logits
@@ -105,7 +97,6 @@ def _copied(attributes: Entries) -> Entries:
 
 def load_huggingface(
     reference: str,
-    name: str,
     longest_context: int,
     begin_of_text: bool | None = None,
 ) -> Member:
@@ -115,56 +106,43 @@ def load_huggingface(
 
     Args:
         reference: `hf:` and a name on the hub, such as `gpt2`, or a folder.
-        name: name in tables and figures.
         longest_context: tokens that the model should read.
         begin_of_text: read the tokenizer's begin-of-text token before every window; None for what the tokenizer itself
             puts before a text.
 
     Raises:
-        OptionError: transformers is not installed, the model or its tokenizer cannot be loaded,
-            weights are missing, or it has an encoder.
+        OptionError: the folder has no model or tokenizer, weights are missing, or it has an encoder.
     """
-    with foreign_errors(reference, "needs transformers: pip install 'txl_lightning[hf]'"):
-        transformers: Any = importlib.import_module("transformers")
+    transformers: Any = importlib.import_module("transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     source = _source(reference)
-    with foreign_errors(reference, "cannot be loaded"):
-        model, findings = _load_model(transformers, source, reference)
+    model, not_read = _load_model(transformers, source, reference)
     with foreign_errors(reference, "has no tokenizer that can be loaded"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         begin = begin_tokens(tokenizer, begin_of_text, reference)
-    if "auto_map" in tokenizer.init_kwargs:
-        findings["code_not_run"] = f"{type(model).__name__}, {type(tokenizer).__name__}"
-    config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None)
-    positions = positions or getattr(config, "max_seq_len", None)
-    limit = None
-    limit_reason = None
-    table = position_table(model, positions) if positions else None
-    if table is not None:
-        limit = table[0] - len(begin)
-        limit_reason = f"its table of positions, {table[1]}"
-    elif positions and positions < longest_context:
-        limit_reason = f"no table of positions ends at the {positions} of its config"
+    code_not_run = None
+    if "auto_map" in {**vars(model.config), **tokenizer.init_kwargs}:
+        code_not_run = f"{type(model).__name__}, {type(tokenizer).__name__}"
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    scored = HuggingFaceModel(model, begin)
+    limit, limit_reason = readable_length(scored, longest_context)
+    if limit is None and positions and positions < longest_context:
+        limit_reason = f"none, it reads on beyond the {positions} positions of its config"
 
     def tokenize(content: bytes) -> TokenizedText:
-        with foreign_errors(reference, "cannot read the text"):
-            return tokenized(tokenizer, content.decode(), reference)
+        return tokenized(tokenizer, content.decode(), reference)
 
-    return Member(
-        name=name,
-        reference=reference,
-        kind=f"{model.config.model_type}, Hugging Face",
-        reader=WindowReader(HuggingFaceModel(model, begin), limit=limit, one_pass=True),
-        tokenize=tokenize,
-        findings={
-            **findings,
-            "trained_len": positions,
-            "begin_of_text": begin,
-            "limit_reason": limit_reason,
-        },
-    )
+    findings = {
+        "not_read": not_read,
+        "code_not_run": code_not_run,
+        "trained_len": positions,
+        "begin_of_text": begin,
+        "limit_reason": limit_reason,
+    }
+    reader = WindowReader(scored, limit=limit, one_pass=True)
+    kind = f"{model.config.model_type}, Hugging Face"
+    return Member(reference, kind, reader, findings, tokenize=tokenize)
 
 
 def _source(reference: str) -> str:
@@ -186,8 +164,8 @@ def _source(reference: str) -> str:
     return str(path)
 
 
-def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, Entries]:
-    """Return the model, and `recl.json` entries about what is not used from its folder.
+def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, list[str]]:
+    """Return the model, and what is not read from its folder.
 
     Raises:
         OptionError: weights are missing, or the model has an encoder.
@@ -206,20 +184,13 @@ def _load_model(transformers: Any, source: str, reference: str) -> tuple[Any, En
     model.config.use_cache = False
     parameters = dict(model.named_parameters())
     missing = sorted(parameters.keys() & loaded["missing_keys"])
-    require(
-        not missing,
-        MODELS,
-        reference,
-        f"has no weights for {', '.join(missing[:3])}",
-    )
+    allowed = f"has no weights for {', '.join(missing[:3])}"
+    require(not missing, MODELS, reference, allowed)
     not_read = sorted(loaded["unexpected_keys"])[:3]
     has_adapter = (Path(source) / "adapter_config.json").is_file()
     if has_adapter and not transformers.utils.is_peft_available():
         not_read.append("its adapter, which needs peft: pip install peft")
-    code_not_run = None
-    if getattr(config, "auto_map", None):
-        code_not_run = type(model).__name__
-    return model, {"not_read": not_read, "code_not_run": code_not_run}
+    return model, not_read
 
 
 def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> list[int]:
@@ -245,29 +216,31 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
     return list(tokens[: tokens.index(first[0])])
 
 
-def position_table(model: Any, positions: int) -> tuple[int, str] | None:
-    """Return how many positions the model's table has, and the table's name; None without one.
+def readable_length(model: HuggingFaceModel, longest: int) -> tuple[int | None, str | None]:
+    """Return how many tokens the model reads before it fails, and its error; two None if it reads the longest.
 
-    Rotations, biases by distance and recurrences do not end, whatever the config says.
+    Only a table of positions ends. Rotations, biases by distance and recurrences do not, whatever the config says.
 
     Args:
-        model: a transformers model.
-        positions: number of positions by its config.
+        model: it is on the CPU: a GPU would not survive the error.
+        longest: number of tokens that it should read.
     """
-    for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        is_named = "pos" in path or ".wpe." in path
-        if not is_named or tensor.dim() != 2:
-            continue
-        module = model.get_submodule(path.rpartition(".")[0])
-        makes_longer = hasattr(module, "make_weights")  # XGLM
-        if makes_longer or not positions <= len(tensor) <= positions + MOST_RESERVED:
-            continue
-        reserved = getattr(module, "offset", 0)
-        padding = getattr(module, "padding_idx", None)
-        if padding is not None:  # RoBERTa counts positions from the padding token's number on
-            reserved = padding + 1
-        return len(tensor) - reserved, path
-    return None
+    limit = 0
+    fault = None
+    fails = longest + 1
+    tried = longest
+    while limit + 1 < fails:
+        tokens_BT = torch.full((1, tried + 1), TOKEN)
+        try:
+            model.score(tokens_BT[:, :-1], tokens_BT[:, -1:])
+            limit = tried
+        except Exception as error:  # the classes have no common error
+            fails = tried
+            fault = f"more tokens fail ({first_line(error)})"
+        tried = (limit + fails) // 2
+    if fault is None:
+        return None, None
+    return limit, fault
 
 
 def tokenized(tokenizer: Any, text: str, reference: str) -> TokenizedText:

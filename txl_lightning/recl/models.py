@@ -59,32 +59,25 @@ class TokenizedText:
         return has_length and self.spell(0, n_tokens) == other.spell(0, n_tokens)
 
 
-NO_TEXT = TokenizedText(np.zeros(0), "token", lambda begin, stop: [])
-
-
 @dataclass(frozen=True)
 class Member:
     """One model of a group.
 
     Args:
-        name: name in tables and figures.
         reference: checkpoint path, or `hf:NAME` or `py:module.function`.
         kind: size, encoding and recurrence, in words.
         reader: reader of windows.
-        trained: contents of the checkpoint; None for a model from elsewhere.
-        tokenize: function from the bytes of a text to its `TokenizedText`, of a model from elsewhere.
-        text: tokens of the split, once it is loaded.
         findings: further entries of the model in `recl.json`.
+        trained: contents of the checkpoint; None for a model from elsewhere.
+        tokenize: returns the tokens of a text, for a model from elsewhere.
     """
 
-    name: str
     reference: str
     kind: str
     reader: WindowReader
+    findings: Entries
     trained: TrainedModel | None = None
     tokenize: Any = None
-    text: TokenizedText = NO_TEXT
-    findings: Entries = field(default_factory=dict)
 
     def require(self, condition: bool, allowed: str) -> None:
         """Raise an OptionError that names the model unless `condition` holds."""
@@ -99,7 +92,6 @@ class Member:
             "scoring": "one pass" if self.reader.one_pass else "direct",
             "limit": self.reader.limit,
             **self.findings,
-            **self.text.findings,
         }
 
 
@@ -116,7 +108,7 @@ def foreign_errors(reference: str, fault: str) -> Iterator[None]:
         raise OptionError(MODELS, reference, f"{fault} ({reason})") from error
 
 
-def load_run(path: str, name: str) -> Member:
+def load_run(path: str) -> Member:
     """Load a checkpoint of a run, with the clamp length of its own evaluation.
 
     Raises:
@@ -131,19 +123,14 @@ def load_run(path: str, name: str) -> Member:
         kind += f", {config.encoding.name}, memory {config.memory.mem_len}"
     if config.variant:
         kind += f", variant={config.variant['name']}"
-    return Member(
-        name=name,
-        reference=path,
-        kind=kind,
-        reader=window_reader(trained.model, lengths.window, clamp_len),
-        trained=trained,
-        findings={
-            "sha256": file_checksum(Path(path)),
-            "step": trained.step,
-            "trained_len": lengths.farthest_distance + 1,
-            "clamp_len": clamp_len,
-        },
-    )
+    findings = {
+        "sha256": file_checksum(Path(path)),
+        "step": trained.step,
+        "trained_len": lengths.farthest_distance + 1,
+        "clamp_len": clamp_len,
+    }
+    reader = window_reader(trained.model, lengths.window, clamp_len)
+    return Member(path, kind, reader, findings, trained)
 
 
 def tokens_of_run(vocabulary: Vocabulary, tokens: np.ndarray) -> TokenizedText:
@@ -157,7 +144,7 @@ def tokens_of_run(vocabulary: Vocabulary, tokens: np.ndarray) -> TokenizedText:
     return TokenizedText(tokens, vocabulary.level, spell)
 
 
-def load_function(reference: str, name: str) -> Member:
+def load_function(reference: str) -> Member:
     """Call the function named by `py:module.function` and return its language model.
 
     The model has `score`. It may have `encode(text: bytes)`, which returns the numbers of its
@@ -170,24 +157,16 @@ def load_function(reference: str, name: str) -> Member:
     module_name, _, function_name = reference.removeprefix(FUNCTION).rpartition(".")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    with foreign_errors(reference, "must be py:module.function, without arguments"):
-        model = getattr(importlib.import_module(module_name), function_name)()
+    model = getattr(importlib.import_module(module_name), function_name)()
 
     def tokenize(content: bytes) -> TokenizedText:
         if not hasattr(model, "encode"):
             return tokens_of_run(Vocabulary("byte"), np.frombuffer(content, np.uint8))
-        with foreign_errors(reference, "encode fails"):
-            tokens, texts = model.encode(content)
+        tokens, texts = model.encode(content)
         has_texts = len(tokens) == len(texts)
         require(has_texts, MODELS, reference, "encode must return tokens and the text of each")
         return TokenizedText(np.asarray(tokens), "token", lambda *place: list(texts[slice(*place)]))
 
     limit = getattr(model, "limit", None)
-    return Member(
-        name=name,
-        reference=reference,
-        kind=type(model).__name__,
-        reader=WindowReader(model, limit=limit, one_pass=getattr(model, "one_pass", True)),
-        tokenize=tokenize,
-        findings={"trained_len": limit},
-    )
+    reader = WindowReader(model, limit=limit, one_pass=getattr(model, "one_pass", True))
+    return Member(reference, type(model).__name__, reader, {}, tokenize=tokenize)

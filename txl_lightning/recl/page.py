@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ BEFORE = 64  # tokens shown before a passage's first position
 
 def page(
     results: Entries,
-    losses: Mapping[str, Array],
+    losses_ICP: Array,
     positions: Integers,
     blocks: Integers,
     spell: Callable[..., list[str]],
@@ -32,25 +32,23 @@ def page(
 
     Args:
         results: the parsed `recl.json`.
-        losses: l(c, t) for every model, [C, P], in nats.
+        losses_ICP: l_i(c, t), in nats.
         positions: t, ascending.
         blocks: block index per position.
         spell: returns every token's text from one position to before another.
     """
-    hundredths_ICP = np.rint(
-        np.stack([*losses.values()]) / np.log(2) * 100,
-    ).astype(int)
+    hundredths_ICP = np.rint(losses_ICP / np.log(2) * 100).astype(int)
     passages = []
     for block in np.unique(blocks):
         places = np.flatnonzero(blocks == block)
-        for places_of_passage in np.split(places, range(PASSAGE, len(places), PASSAGE)):
-            positions_P = positions[places_of_passage]
-            start = max(0, int(positions_P[0]) - BEFORE)
+        for first in range(0, len(places), PASSAGE):
+            here = places[first : first + PASSAGE]
+            start = max(0, int(positions[here[0]]) - BEFORE)
             passage = {
                 "start": start,
-                "texts": spell(start, int(positions_P[-1]) + 1),
-                "positions": positions_P.tolist(),
-                "hundredths": hundredths_ICP[:, :, places_of_passage].transpose(2, 0, 1).tolist(),
+                "texts": spell(start, int(positions[here[-1]]) + 1),
+                "positions": positions[here].tolist(),
+                "hundredths": hundredths_ICP[:, :, here].transpose(2, 0, 1).tolist(),
             }
             passages.append(passage)
     share = min(1, MOST_BYTES / len(_encode(passages).encode()))
@@ -63,16 +61,10 @@ def page(
         "n_passages": len(passages),
         "passages": [passages[number] for number in chosen],
     }
-    template = TEMPLATE.read_text("utf-8")
-    return template.replace("$data", _encode(data), 1)
+    return TEMPLATE.read_text("utf-8").replace("$data", _encode(data), 1)
 
 
 def _encode(value: Any) -> str:
     """Return JSON that cannot end the HTML element that holds it."""
-    text = json.dumps(
-        value,
-        ensure_ascii=False,
-        allow_nan=False,
-        separators=(",", ":"),
-    )
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,13 +27,11 @@ def position_blocks(
     contexts. One window then serves up to C positions in a block, and P_b positions need P_b + C - 1 windows, the last
     C - 1 shorter.
 
-        rasters = ⌈P Δ / (positions with the longest context before them)⌉
-        blocks = max(30, P / (4 C rasters)), at most P
+        blocks = max(30, P / (4 C)), at most P
 
-    On an uneven grid, Δ is its smallest step.
-
-    Larger blocks would save at most an eighth of the tokens, but fewer blocks make wider intervals. Where the split is
-    too short for P positions that are Δ apart, blocks have `rasters` positions in each step.
+    On an uneven grid, Δ is its smallest step. Larger blocks would save at most an eighth of the tokens, but fewer
+    blocks make wider intervals. Where a stretch is too short for positions that are Δ apart, they are Δ / 2, Δ / 3, …
+    apart.
 
     Args:
         n_tokens: tokens in the split.
@@ -52,18 +49,18 @@ def position_blocks(
     allowed = f"must be in 1 … {available}, the positions with {max_context} tokens before them"
     require(1 <= n_positions <= available, "n_positions", n_positions, allowed)
     step = int(np.diff(contexts).min())
-    rasters = _ceil_divide(n_positions * step, available)
-    width = WIDTH * len(contexts) * rasters
-    n_blocks = max(FEWEST_BLOCKS, n_positions // width)
-    n_blocks = min(n_positions, n_blocks)
+    n_blocks = max(FEWEST_BLOCKS, n_positions // (WIDTH * len(contexts)))
+    n_blocks = min(n_blocks, n_positions)
     edges, sizes = _stretches(n_tokens, n_positions, n_blocks, max_context, step)
     generator = np.random.default_rng(seed)
     positions = []
     for number, size in enumerate(sizes):
         start = edges[number]
         end = edges[number + 1]
-        offsets = _offsets(size, end - start, step)
-        block = end - offsets[::-1]
+        distance = step
+        if size * step > end - start:
+            distance = max(1, step // -(-size * step // (end - start)))
+        block = end - np.arange(size)[::-1] * distance
         if seed is not None and size > 0:
             room = block[0] - max(max_context, start + 1)
             block -= generator.integers(room + 1)
@@ -79,36 +76,16 @@ def _stretches(
     n_blocks: int,
     max_context: int,
     step: int,
-) -> tuple[list[int], list[int]]:
+) -> tuple[Integers, Integers]:
     """Return the stretches' edges and each one's positions, in proportion to its length.
 
     The first stretch leaves room for the longest context if not every stretch has that much.
     """
     last = n_tokens - 1
-    longest_block = _ceil_divide(n_positions, n_blocks) * step
     first = 0
-    if last // n_blocks < max_context + longest_block:
+    if last // n_blocks < max_context + -(-n_positions // n_blocks) * step:
         first = max_context - 1
     room = last - first
     lengths = np.arange(n_blocks + 1) * room // n_blocks
-    edges = first + lengths
-    positions_before = _ceil_divide(lengths * n_positions, room)
-    return edges.tolist(), np.diff(positions_before).tolist()
-
-
-def _offsets(size: int, length: int, step: int) -> Integers:
-    """Return `size` different offsets in 0 … length - 1, ascending: multiples of `step`, then rasters between them."""
-    step = min(step, length)
-    rasters = min(
-        step,
-        _ceil_divide(size, length // step),
-    )
-    firsts = np.arange(rasters) * step // rasters
-    multiples = np.arange(0, length, step)
-    offsets = np.add.outer(firsts, multiples).ravel()
-    offsets = offsets[offsets < length]
-    return np.sort(offsets[:size])
-
-
-def _ceil_divide(numerator: Any, denominator: int) -> Any:
-    return -(-numerator // denominator)
+    positions_before = -(-lengths * n_positions // room)
+    return first + lengths, np.diff(positions_before)

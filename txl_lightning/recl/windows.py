@@ -28,6 +28,8 @@ TRANSFORMER_XL_TOKENS = 4_096  # on the CPU: its softmax reads the scored tokens
 GPU_TOKENS = 16_384
 LONG_WINDOW = 2_048  # tokens; a longer one is read in chunks where the model allows it
 CHUNK = 256
+LARGEST = 700.0  # nats; a perplexity of a larger loss would overflow
+ROUNDING = 1e-3  # nats, of a loss of 0
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,13 @@ class WindowReader:
         return min(context, self.limit)
 
     def windows_at_once(self, context: int) -> int:
-        """Return how many windows with c tokens make a batch: beyond long windows, it has fewer tokens."""
+        """Return how many windows with c tokens make a batch."""
         tokens = BATCH_TOKENS
         if isinstance(self.model, TransformerXL):
             tokens = TRANSFORMER_XL_TOKENS
         if device_of(self.model).type != "cpu":
             tokens = GPU_TOKENS
-        return max(1, tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
+        return max(1, tokens // context)
 
     def losses(self, windows_BT: Tensor, contexts: Integers) -> Tensor:
         """Return the losses, [B, C], in nats: for each window its c-th target, for every c, ascending.
@@ -70,10 +72,7 @@ class WindowReader:
         T = windows_BT.shape[1] - 1
         model = self.model
         size = self.segment_len or T
-        edges = [
-            0,
-            *range((T - 1) % size + 1, T + 1, size),
-        ]
+        edges = [0, *range((T - 1) % size + 1, T + 1, size)]
         is_long = self.one_pass and T > LONG_WINDOW
         leaves_targets_out = len(contexts) <= T - contexts[0]
         if is_long and can_cache(model):
@@ -107,25 +106,19 @@ def _losses_of_segments(
     contexts: Integers,
     edges: list[int],
 ) -> Tensor:
-    """Read windows from edge to edge, the state carried."""
+    """Read windows from edge to edge, the state carried, and score from the first context on."""
     targets_BT = without_marks(windows_BT)
     state = None
     parts = []
     for start, stop in pairwise(edges):
-        wanted = contexts[(start < contexts) & (contexts <= stop)]
-        first = stop  # a segment without a wanted target has one all the same
-        if len(wanted):
-            first = int(wanted[0])
+        first = min(stop, max(start + 1, int(contexts[0])))  # a segment before it has one target
         wanted_BT = targets_BT[:, first : stop + 1]
-        nll_BT, state = model.score(
-            windows_BT[:, start:stop],
-            wanted_BT,
-            state,
-        )
+        nll_BT, state = model.score(windows_BT[:, start:stop], wanted_BT, state)
         if nll_BT.shape != wanted_BT.shape:
             raise ValueError("score must return a loss for each target, and a state")
-        parts.append(nll_BT[:, (wanted - first).tolist()])
-    return torch.cat(parts, dim=1)
+        parts.append(nll_BT)
+    from_the_end = contexts - windows_BT.shape[1]
+    return torch.cat(parts, dim=1)[:, from_the_end.tolist()]
 
 
 def window_reader(
@@ -271,7 +264,7 @@ def window_losses(
         title: title for the progress to show; "" for none.
 
     Raises:
-        ValueError: a position has too few tokens before it.
+        ValueError: a position has too few tokens before it; the model's losses have another shape or are not -log P.
     """
     visible_C = np.array([reader.visible(context) for context in contexts])
     longest = visible_C.max()
@@ -281,4 +274,12 @@ def window_losses(
     begins_CP = np.maximum(positions - visible_C[:, None], begins)
     targets_CP = np.broadcast_to(positions, begins_CP.shape)
     losses_N = read_windows(reader, tokens, begins_CP.ravel(), targets_CP.ravel(), title)
+    require_losses(losses_N)
     return losses_N.reshape(begins_CP.shape)
+
+
+def require_losses(losses_N: Array) -> None:
+    """Raise a ValueError unless all losses are -log P, up to rounding."""
+    are_losses = (losses_N > -ROUNDING) & (losses_N < LARGEST)
+    if not are_losses.all():
+        raise ValueError(f"its losses are not -log P in 0 … {LARGEST:g} nats")

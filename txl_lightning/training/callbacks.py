@@ -22,11 +22,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from txl_lightning.config.lengths import trained_clamp, training_lengths
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import OptionError, Stopped
-from txl_lightning.evaluation.units import loss_metrics, loss_unit, shown_units, unit_name
+from txl_lightning.evaluation.units import loss_unit, shown_units, unit_name
 from txl_lightning.files import write_text
 from txl_lightning.jobs import handled_signals
 from txl_lightning.ranks import Ranks
-from txl_lightning.recl.loss_by_context import ContextCurve, context_curve
+from txl_lightning.recl.loss_by_context import context_curve
 from txl_lightning.recl.positions import position_blocks
 from txl_lightning.training import Values
 from txl_lightning.training.checkpoints import RunCheckpoint, validation_follows
@@ -257,24 +257,29 @@ class ContextCurves(Curve):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:
         if trainer.fit_loop._should_accumulate() or trainer.global_step % self.every_n_steps:
             return
-        curve = context_curve(
-            pl_module.model, self.tokens, self.positions, self.contexts, **self.definition
+        entries = context_curve(
+            pl_module.model,
+            self.tokens,
+            self.positions,
+            self.contexts,
+            level=pl_module.level,
+            **self.definition,
         )
         if trainer.is_global_zero:
-            self._log(trainer, pl_module, curve)
+            self._log(trainer, pl_module, entries)
         pl_module.restart_clock()
 
-    def _log(self, trainer: Trainer, module: Any, curve: ContextCurve) -> None:
+    def _log(self, trainer: Trainer, module: Any, entries: Values) -> None:
         unit = loss_unit(module.level)
         values: Values = {
             "tokens": module.tokens,
-            "context/within_1_percent": curve.within_1_percent,
+            "context/within_1_percent": entries["within_1_percent"],
         }
-        for c, nll in zip(self.contexts, curve.nll, strict=True):
-            values[f"context/{unit}/{c}"] = loss_metrics(nll, module.level)[unit]
-        for r, recl in curve.recl.items():
-            values[f"recl/{r}"] = recl.value
-            values[f"recl/{r}/guarded"] = recl.guarded
+        for c, loss in zip(self.contexts, entries[unit], strict=True):
+            values[f"context/{unit}/{c}"] = loss
+        for r, length in entries["recl"].items():
+            values[f"recl/{r}"] = length["value"]
+            values[f"recl/{r}/guarded"] = length["guarded"]
         log_values(trainer, values)
         self.append({"steps": trainer.global_step, **values})
 
