@@ -44,7 +44,7 @@ def draw_figures(results: Entries, directory: Path) -> None:
             length = model["recl"][str(r)]
             gains[model["name"]] = (length["perplexity_gains"], None)
         needed = results["threshold"] * np.array(length["perplexities"])  # equal for all models
-        title = f"Gain of a step c → c' to the next context, hardest {r:.0%} of positions"
+        title = f"Gain of a step c → c', hardest {r:.0%} of positions"
         quantity = "exp f(c, c) − exp f(c, c') (perplexity)"
         _draw(directory / f"gains_r{r}", title, quantity, contexts[:-1], gains, needed)
     if len(models) > 1:
@@ -55,7 +55,7 @@ def draw_figures(results: Entries, directory: Path) -> None:
         for pair in results["differences"][: len(models) - 1]:  # of the first model
             differences[pair["minus"]] = (np.negative(pair["nll"]), pair["nll_standard_error"])
         title = f"Loss minus the loss of {plain_text(first)} (± standard error)"
-        _draw(directory / "differences", title, "nats", contexts, differences)
+        _draw(directory / "differences", title, "difference (nats)", contexts, differences)
 
 
 def _draw(
