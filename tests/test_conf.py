@@ -1,7 +1,7 @@
 """Every config in conf/ composes, is typed, and describes a model."""
 
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 
 from txl_lightning import TransformerXL
 from txl_lightning.application import compose as compose_train
 from txl_lightning.application import register
 from txl_lightning.commands import COMMANDS
-from txl_lightning.config.architecture import TransformerXLConfig, option_names
-from txl_lightning.config.schemas import CONF, Config, EncodingConfig, MemoryConfig
+from txl_lightning.config.schemas import CONF, Config
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.models import Model, make_model
 from txl_lightning.training.loggers import lightning_loggers
@@ -217,12 +216,3 @@ def test_large_models_follow_the_tensorflow_code(name: str) -> None:
     assert (config.memory.start == "zeros") == is_large
     min_lr = config.optimizer.lr / 100 if is_large else 0.0
     assert config.optimizer.min_lr == pytest.approx(min_lr)
-
-
-def test_the_defaults_of_encoding_and_memory_are_those_of_the_architecture() -> None:
-    groups = {"encoding": EncodingConfig(), "memory": MemoryConfig()}
-    defaults = {field.name: field.default for field in fields(TransformerXLConfig)}
-    for name, option in option_names(TransformerXLConfig).items():
-        group, option_name = option.split(".")
-        if group in groups:
-            assert getattr(groups[group], option_name) in (MISSING, defaults[name]), option

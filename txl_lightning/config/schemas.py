@@ -19,6 +19,7 @@ from txl_lightning.config.architecture import (
     Options,
     Positive,
     RecurrentOptions,
+    TransformerXLConfig,
     TransformerXLOptions,
 )
 from txl_lightning.errors import (
@@ -106,8 +107,8 @@ class MemoryConfig(Options):
     mem_len: int = MISSING
     segments: int | None = None
     gradient_segments: Annotated[int, LENGTH, at_most(1_000)] = 0
-    start: str = "empty"
-    reset: str = "never"
+    start: str = TransformerXLConfig.memory_start
+    reset: str = TransformerXLConfig.memory_reset
 
 
 @dataclass
@@ -227,7 +228,7 @@ OWN_OPTIONS: dict[str, type[DataConfig]] = {  # by `data.name`
 def data_class(name: Any) -> type[DataConfig]:
     """Return the dataclass for a corpus's options, also from a user's file; `DataConfig` if it is unknown."""
     load_guests()
-    return OWN_OPTIONS.get(str(name), DataConfig)
+    return OWN_OPTIONS.get(name, DataConfig)
 
 
 def file_data(data: DataConfig, path: Any, level: str) -> FileData:
@@ -365,7 +366,7 @@ class TrainerConfig(Options):
         super().__post_init__()
         for name, value in self.lightning.items():
             ours = LIGHTNINGS_NAMES.get(f"trainer.{name}")
-            require(ours is None, f"trainer.{name}", value, f"is {ours} here")
+            require(not ours, f"trainer.{name}", value, f"is {ours} here")
         if "check_val_every_n_epoch" in self.lightning:
             self.val_every_n_steps = None
 

@@ -150,7 +150,7 @@ class SpeedOptions(LoggedOptions):
     d_model: Count = 128
     n_head: Count = 8
     d_inner: Count = 512
-    segment_len: Count = 128
+    segment_len: Annotated[int, COUNT, at_most(16_384)] = 128
     attention_lengths: Annotated[list[int], LENGTHS] = field(default_factory=lambda: [*TABLE_9])
     rounds: Count = 15
     seed: Seed = 1
