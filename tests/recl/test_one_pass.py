@@ -8,6 +8,7 @@ import pytest
 
 from tests.recl.test_huggingface import measured, pytestmark  # noqa: F401
 from tests.recl.tiny_huggingface import VOCABULARY, fresh_loss, save_tiny
+from txl_lightning.errors import OptionError
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import load_huggingface
 from txl_lightning.recl.models import Member
