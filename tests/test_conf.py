@@ -7,9 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from txl_lightning import TransformerXL
@@ -216,3 +218,10 @@ def test_large_models_follow_the_tensorflow_code(name: str) -> None:
     assert (config.memory.start == "zeros") == is_large
     min_lr = config.optimizer.lr / 100 if is_large else 0.0
     assert config.optimizer.min_lr == pytest.approx(min_lr)
+
+
+def test_a_program_that_uses_hydra_composes_too() -> None:
+    with hydra.initialize(version_base="1.3", config_path=None):
+        outer = GlobalHydra.instance().hydra
+        assert compose("model.n_layer=3").model.n_layer == 3
+        assert GlobalHydra.instance().hydra is outer

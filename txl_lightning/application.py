@@ -17,6 +17,7 @@ from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, HydraException
 from hydra.experimental.callback import Callback
@@ -88,7 +89,12 @@ def compose(*overrides: str) -> Any:
         HydraException: an override is not usable.
     """
     register()
-    return typed(composition("train", overrides))
+    outer = GlobalHydra.instance().hydra  # a program that uses Hydra itself
+    GlobalHydra.instance().clear()
+    try:
+        return typed(composition("train", overrides))
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 def composition(name: str, overrides: Sequence[str]) -> DictConfig:
