@@ -223,5 +223,5 @@ def test_large_models_follow_the_tensorflow_code(name: str) -> None:
 def test_a_program_that_uses_hydra_composes_too() -> None:
     with hydra.initialize(version_base="1.3", config_path=None):
         outer = GlobalHydra.instance().hydra
-        assert compose("model.n_layer=3").model.n_layer == 3
+        assert compose_train("model.n_layer=3").model.n_layer == 3
         assert GlobalHydra.instance().hydra is outer
