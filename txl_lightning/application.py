@@ -23,7 +23,7 @@ from hydra.errors import CompactHydraException, HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from txl_lightning.commands import COMMANDS, Command
@@ -299,6 +299,8 @@ def completions(command: Command, words: list[str]) -> list[str]:
 
 def one_line(error: BaseException) -> str:
     """Return an error's message in one line, for an unknown option with the nearest name."""
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key}: must be given ({error.full_key}=…)"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'a file of the run or the output'}: {error.strerror}"
     text = str(error)
