@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.covering import product_of
 from tests.model.tiny_model import (
@@ -19,7 +19,6 @@ from tests.model.tiny_model import (
     tiny_model,
 )
 from txl_lightning import TransformerXL
-from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.cached import CachedTransformerXL
 
 EXACT = 1e-10
@@ -260,8 +259,3 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(arm, n_targets):
             rtol=0,
             atol=1e-10,
         )
-
-
-def test_another_kind_of_model_is_refused_by_name():
-    with pytest.raises(OptionError, match=r"LSTM: .* no keys and values"):
-        CachedTransformerXL(nn.LSTM(2, 2))  # type: ignore[arg-type]
