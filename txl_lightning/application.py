@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -44,7 +44,7 @@ OF_FURTHER_RANKS = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
 )
-ENTRY = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # in a docstring's list
+ENTRY = re.compile(r"^    ([a-z_]\w*): (.+(?:\n {8}.+)*)", re.MULTILINE)  # in a docstring's list
 VARIANT = re.compile(r" variant=(?!none\b)(\w+)")  # on the command line
 BEFORE_OPTIONS = "== Options =="  # in conf/common.yaml
 COLUMN = 44
@@ -341,12 +341,12 @@ def meanings(command: Command) -> dict[str, str]:
 
 
 def described(kind: Any, prefix: str) -> dict[str, str]:
-    """Return each option's meaning: the first sentence of its entry in the docstring, or an empty text."""
+    """Return each option's meaning: the first sentence of its entry in the docstring."""
     sentences = {}
     for base in reversed(kind.__mro__):
         for name, text in ENTRY.findall(inspect.getdoc(base) or ""):
-            sentences[name] = " ".join(text.split()).partition(". ")[0].rstrip(".")
-    return {f"{prefix}{field.name}": sentences.get(field.name, "") for field in fields(kind)}
+            sentences[prefix + name] = " ".join(text.split()).partition(". ")[0].rstrip(".")
+    return sentences
 
 
 def explained(help_text: str, command: Command) -> str:

@@ -111,10 +111,10 @@ class Options:
 
 def option_names(architecture: type) -> dict[str, str]:
     """Return the option of every field as typed on the command line; the corpus gives `vocab_size`."""
-    names = {field.name: f"model.{field.name}" for field in fields(architecture)}
+    names = {}
+    for field in fields(architecture):
+        names[field.name] = OF_OTHER_GROUPS.get(field.name, f"model.{field.name}")
     del names["vocab_size"]
-    if "mem_len" in names:
-        names.update(OF_OTHER_GROUPS)
     return names
 
 

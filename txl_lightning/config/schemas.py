@@ -26,7 +26,6 @@ from txl_lightning.errors import (
     LENGTH,
     Count,
     Length,
-    OptionError,
     Threads,
     UserError,
     at_most,
@@ -316,10 +315,9 @@ class OptimizerConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self._target_ is None:
-            for name, value in self.arguments.items():
-                allowed = "no such option without optimizer._target_=CLASS"
-                raise OptionError(f"optimizer.{name}", value, allowed)
+        for name, value in self.arguments.items():
+            allowed = "no such option without optimizer._target_=CLASS"
+            require(self._target_ is not None, f"optimizer.{name}", value, allowed)
 
 
 @dataclass
@@ -598,8 +596,13 @@ REMOVED = {
 }
 
 
-def with_new_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a 0.5 checkpoint's config under this version's names, without removed options."""
+def from_plain(values: dict[str, Any]) -> Config:
+    """Return the config from its `plain` form, as in checkpoints, also of 0.5; its values are literal, also `${…}`.
+
+    Raises:
+        OptionError: a value is not allowed.
+        TypeError: an option is unknown.
+    """
     options = deepcopy(values)
     if "beyond" in options:
         options["variant"] = options.pop("beyond")
@@ -607,17 +610,6 @@ def with_new_names(values: dict[str, Any]) -> dict[str, Any]:
         group, _, name = old.partition(".")
         if name not in ("", "each"):
             options[group].pop(name, None)
-    return options
-
-
-def from_plain(values: dict[str, Any]) -> Config:
-    """Return the config from its `plain` form, as in checkpoints; its values are literal, also `${…}`.
-
-    Raises:
-        OptionError: a value is not allowed.
-        TypeError: an option is unknown.
-    """
-    options = with_new_names(values)
     if "\\u0000" in json.dumps(options):
         raise UserError("its config has a null byte, which no file name may have")
     kinds: Any = get_type_hints(Config)
