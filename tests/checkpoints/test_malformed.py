@@ -36,8 +36,8 @@ def good() -> Path:
 def put(place: str, value: Any) -> Change:
     """Return a change of the entry at `a/b/c`; `value` may be a function of the entry."""
 
-    def change(contents: dict[str, Any]) -> None:
-        inside: Any = contents
+    def change(contents):
+        inside = contents
         *outer, last = [int(name) if name.isdecimal() else name for name in place.split("/")]
         for name in outer:
             inside = inside[name]
@@ -57,7 +57,7 @@ def itself(contents: dict[str, Any]) -> None:
 WEIGHT = "state_dict/model.embedding.tables.0"
 CONFIG = "txl_lightning/config"
 # Refused by all that open a checkpoint, in the words of the library that reads it.
-REFUSED: dict[str, Change] = {
+REFUSED = {
     "a list": lambda _: [1],
     "no record": drop("txl_lightning"),
     "config in itself": itself,
@@ -74,7 +74,7 @@ REFUSED: dict[str, Change] = {
 }
 TRAINING = "txl_lightning/training"
 # Refused by some in one line, or harmless: values are literal, and code and other folders stay untouched.
-OTHERS: dict[str, Change] = {
+OTHERS = {
     "as written": lambda contents: contents,
     "interpolation": put(f"{CONFIG}/data/document_start", "${oc.env:SECRET}"),
     "cache of an interpolation": put(f"{CONFIG}/data/cache_dir", "${new_directory:made}"),
@@ -106,7 +106,7 @@ def use(name: str, path: Path, folder: Path) -> None:
         ]
         convert(
             OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words))), folder
-        )  # type: ignore[arg-type]
+        )
     else:
         steps = "trainer.max_steps=5" if name == "resume" else "trainer.max_steps=1"
         train(
@@ -138,7 +138,7 @@ def test_malformed_files_are_refused_or_harmless(name, tmp_path, monkeypatch):
     notes = tmp_path / "notes.txt"
     path = tmp_path / "theirs/checkpoints/last.ckpt"
     path.parent.mkdir(parents=True)
-    found: dict[str, str] = {}
+    found = {}
     for case, change in {**REFUSED, **OTHERS}.items():
         notes.write_text("mine")
         contents = deepcopy(read_file(original))

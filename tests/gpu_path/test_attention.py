@@ -50,9 +50,7 @@ class LeadingDimensions(TorchDispatchMode):
 def _the_kernel_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meta tensors take the efficient kernel, as CUDA ones do; it refuses what is not aligned."""
 
-    def efficient(
-        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropout_p: float, scale: float
-    ) -> Tensor:
+    def efficient(q, k, v, attn_mask, dropout_p, scale):
         assert {x.shape[-1] % 8 for x in (q, k, v)} == {0}
         kernel = torch.ops.aten._scaled_dot_product_efficient_attention
         return kernel(
@@ -127,7 +125,7 @@ def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
                 window[:, 1:],
                 memory,
             )[0]
-        )  # type: ignore[arg-type]
+        )
         nll_BT.mean().backward()
         of_all_BTV = model.softmax.log_probabilities(model(window)[0], model.embedding)
         results.append(
@@ -150,7 +148,7 @@ def test_padded_distances_change_no_score_under_a_mask_that_is_not_causal(monkey
     H, T, K, E = 2, 3, 10, 4
     random = torch.Generator().manual_seed(0)
 
-    def draw(*shape: int) -> Tensor:
+    def draw(*shape):
         return torch.randn(shape, generator=random, dtype=torch.float64)
 
     q = draw(H, 1, T, E)

@@ -29,7 +29,7 @@ def scaled_step(
     if poisoned:
         next(p for n, p in model.named_parameters() if n.endswith("qkv.weight")).grad[0, 0] = (
             torch.inf
-        )  # type: ignore[index]
+        )
     scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.25)
     scaler.step(optimizer)
@@ -64,7 +64,7 @@ def test_a_step_of_muon_at_base_size_has_few_launches():
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
     optimizer, _ = make_optimizer(model, OptimizerConfig(name="muon", lr=0.01), 10, fused=False)
-    optimizer._adam.step = lambda: None  # type: ignore[attr-defined] - one launch on a GPU, where it is fused
+    optimizer._adam.step = lambda: None  # one launch on a GPU, where it is fused
     optimizer.step()
     with Launches() as launches:
         optimizer.step()

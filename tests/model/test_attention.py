@@ -127,7 +127,7 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem, seed
     terms = problem["terms"]
     generator = torch.Generator().manual_seed(seed)
 
-    def random(*shape: int) -> Tensor:
+    def random(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
 
     w = {

@@ -122,7 +122,7 @@ def test_blocks_of_queries_without_gradient(problem, monkeypatch):
 def test_groups_of_heads_with_mostly_memory(problem, monkeypatch):
     groups = []
 
-    def counted(inputs: AttentionInputs, dropout: Dropout) -> Tensor:
+    def counted(inputs, dropout):
         groups.append(len(inputs.q_HBTE))
         return attend_as_written(inputs, dropout)
 
@@ -153,9 +153,9 @@ def test_a_step_on_the_cpu_computes_the_scores_on_the_page(monkeypatch):
     calls = []
     scores = attention.scores
 
-    def counted(*args: object) -> Tensor:
+    def counted(*args):
         calls.append(len(args))
-        return scores(*args)  # type: ignore[arg-type]
+        return scores(*args)
 
     monkeypatch.setattr(attention, "scores", counted)
     tiny_model(n_layer=3).train()(torch.zeros(1, 5, dtype=torch.int64))
@@ -165,7 +165,7 @@ def test_a_step_on_the_cpu_computes_the_scores_on_the_page(monkeypatch):
 def test_elsewhere_torchs_kernel_computes(monkeypatch):
     calls = []
 
-    def kernel(inputs: AttentionInputs, dropout: Dropout) -> Tensor:
+    def kernel(inputs, dropout):
         calls.append(inputs)
         return attend_as_written(inputs, dropout)
 
@@ -207,9 +207,9 @@ def test_probabilities_that_are_computed_again_are_dropped_alike(
 
 
 def test_no_probabilities_are_stored():
-    sizes: dict[int, int] = {}
+    sizes = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(tensor):
         storage = tensor.untyped_storage()
         sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
@@ -326,7 +326,7 @@ def test_a_kernel_replaces_attention_with_the_documented_arguments():
         dropout,
         bias,
         terms,
-    ):  # type: ignore[no-untyped-def]
+    ):
         calls.append(terms)
         return attend_as_written(
             AttentionInputs(

@@ -170,7 +170,7 @@ def test_under_autocast_an_lstm_is_in_float32(weight_dropout):
     x = torch.randn(2, 5, 8)
     start = torch.zeros(2, 8)
 
-    def outputs(autocast: bool) -> Tensor:
+    def outputs(autocast):
         torch.manual_seed(3)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             return layer(x, start, start)[0]

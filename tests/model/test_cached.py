@@ -23,7 +23,7 @@ from txl_lightning.model.inference.cached import CachedTransformerXL
 
 EXACT = 1e-10
 SINGLE = 1e-6  # of the largest number compared
-ARMS: dict[str, dict[str, Any]] = {**ENCODINGS, "relative, untied u and v": {"untie_biases": True}}
+ARMS = {**ENCODINGS, "relative, untied u and v": {"untie_biases": True}}
 
 
 def model_of(encoding: str, **options: Any) -> TransformerXL:

@@ -23,7 +23,7 @@ B = 3
 T = 4
 L = 18
 
-LENGTHS: list[dict[str, Any]] = [
+LENGTHS = [
     {"mem_len": 0},
     {"mem_len": 3},
     {"mem_len": 9},

@@ -35,7 +35,7 @@ def allowed(
         weights[token] = (p / max(probabilities)) ** (1 / temperature)
     likeliest = sorted(weights, key=weights.get, reverse=True)[:top_k]
     total = sum(weights[token] for token in likeliest)
-    nucleus: dict[int, float] = {}
+    nucleus = {}
     for token in likeliest:
         if sum(nucleus.values()) / total < top_p:
             nucleus[token] = weights[token]
@@ -133,7 +133,7 @@ def test_a_model_that_cannot_generate_is_refused_cached_or_not():
         generate(model, random_stream(1, 3), 2)
 
 
-UNEQUAL: dict[str, dict[str, Any]] = {
+UNEQUAL = {
     "relative": {"mem_len": 400},
     "documents": {"mem_len": 30, "memory_reset": "document"},
 }
@@ -144,7 +144,7 @@ for arm in (*ENCODINGS, "zeros", "clusters"):
 @pytest.mark.parametrize("name", ["compressive", "lstm", "sliding window"])
 def test_prompts_of_different_lengths_are_refused_by_a_model_for_one_length(name):
     if name == "sliding window":
-        model: Any = SlidingWindow(tiny_model(mem_len=0).eval(), 6)
+        model = SlidingWindow(tiny_model(mem_len=0).eval(), 6)
     else:
         model = tiny_model(**STATEFUL[name]).eval()
     stream = random_stream(1, 9)[0]

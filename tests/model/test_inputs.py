@@ -28,7 +28,7 @@ def test_inputs_take_the_place_of_the_scaled_embeddings(arm, mode):
     model = tiny_model(**{**STATEFUL[arm], "dropout": dropout})
     stream = random_stream(2, 2 * T)
     embedded = model.embedding(stream)
-    scorer: Any = model
+    scorer = model
     if mode == "cached" and arm in CACHEABLE:
         scorer = CachedTransformerXL(model.eval())
     with torch.set_grad_enabled(scorer is model):
@@ -104,7 +104,7 @@ def test_what_a_model_without_a_vocabulary_lacks_is_said_in_one_line():
 @pytest.mark.parametrize("scorer", ["model", "cached", "lstm"])
 def test_inputs_that_do_not_fit_are_refused(scorer):
     model = tiny_model(cell="lstm") if scorer == "lstm" else tiny_model()
-    called: Any = CachedTransformerXL(model) if scorer == "cached" else model
+    called = CachedTransformerXL(model) if scorer == "cached" else model
     tokens = random_stream(2, T)
     inputs = torch.zeros(2, T, 8, dtype=torch.float64)
     with torch.no_grad():

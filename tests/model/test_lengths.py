@@ -52,7 +52,7 @@ def test_selected_streams_continue_as_they_would_in_their_places(arm):
 
 def scored_together(model: Any, stream: Tensor) -> tuple[list[Tensor], Any]:
     """Losses of every stream in segments of LENGTHS, all streams in one batch, and the state."""
-    losses: list[list[Tensor]] = [[] for _ in range(B)]
+    losses = [[] for _ in range(B)]
     memory = None
     starts = torch.zeros(B, dtype=torch.int64)
     for lengths in LENGTHS:

@@ -75,7 +75,7 @@ class Reference:
 
     def scored(self, model: TransformerXL) -> list[tuple[Tensor, Memory]]:
         """Losses of every segment and the memory after it."""
-        results: list[tuple[Tensor, Memory]] = []
+        results = []
         for tokens, targets in self.segments():
             results.append(
                 model.score(
@@ -163,7 +163,7 @@ def with_gradients_as_weights(model: TransformerXL) -> TransformerXL:
 def learned_alone(weights: dict[str, Tensor]) -> set[str]:
     """Names of the parameters that share their tensor with no other name."""
 
-    def shared(name: str) -> bool:
+    def shared(name):
         return any(
             torch.equal(weights[name], tensor) for other, tensor in weights.items() if other != name
         )

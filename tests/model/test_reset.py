@@ -23,7 +23,7 @@ from txl_lightning.variants.memory_tokens import MemoryTokensTransformerXL
 B = 3
 T = 4
 N = 6
-DONE: list[list[int]] = [
+DONE = [
     [],
     [1],
     [0, 1],
@@ -33,9 +33,7 @@ DONE: list[list[int]] = [
 ]  # streams that start from scratch before each segment
 
 TOKENS = {"model_class": MemoryTokensTransformerXL, "n_tokens": 2, "mem_len": 5}
-ARMS: dict[str, dict[str, Any]] = {
-    name: arm for name, arm in STATEFUL.items() if "model_class" not in arm
-}
+ARMS = {name: arm for name, arm in STATEFUL.items() if "model_class" not in arm}
 ARMS |= {"memory tokens": {**TOKENS, "mem_len": 0}, "memory tokens and states": TOKENS}
 ARMS["memory tokens that see states, in their places"] = {
     **TOKENS,

@@ -44,7 +44,7 @@ def test_attention_of_a_segment_and_its_memory_is_llamas():
     is_future = torch.ones(3, 6, dtype=torch.bool).triu(4)
     probabilities = scores.masked_fill(is_future, -torch.inf).softmax(-1)
     expected = attention.combine_heads(probabilities @ by_head(states @ W_v.T))
-    outputs: list[Tensor] = []
+    outputs = []
     attention.register_forward_hook(lambda _, inputs, output: outputs.append(output))
     model(stream[:, 5:], memory)
     assert_close(outputs[0], expected)

@@ -101,7 +101,7 @@ D = {"d_embed": 6}
 NONE = {"tie_projections": "none"}
 ALL = {"tie_projections": "all"}
 DIVIDED = {**CUT, "div_val": 2}
-VARIANTS: list[dict] = [
+VARIANTS = [
     {"untie_biases": True, "n_layer": 3, "clamp_len": 4},
     {"same_length": False, "clamp_len": 3},
     {"mem_len": 0},
@@ -210,7 +210,7 @@ def test_files_that_were_cut_short_or_are_missing_are_named(tmp_path):
         tmp_path / f"model.ckpt-0{end}" for end in ("", ".index", ".data-00000-of-00001")
     )
 
-    def refused(message: str) -> None:
+    def refused(message):
         with pytest.raises(UserError, match=message):
             read_variables(copy)
 

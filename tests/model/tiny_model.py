@@ -24,14 +24,14 @@ SIZES = {
 SUBSETS = [
     "".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)
 ]  # of the terms
-ENCODINGS: dict[str, dict[str, Any]] = {
+ENCODINGS = {
     **{name: {"encoding": name} for name in ("relative", "absolute", "alibi", "none")},
     "shaw": {"encoding": "shaw", "table_len": 5},
     "al_rfou": {"encoding": "al_rfou", "table_len": 4},
     "rope": {"encoding": "rope", "d_head": 4},
 }
 
-STATEFUL: dict[str, dict[str, Any]] = {  # of every kind of state
+STATEFUL = {  # of every kind of state
     **{name: {**options, "mem_len": 7} for name, options in ENCODINGS.items()},
     "long memory": {"mem_len": 40},
     "no memory": {"mem_len": 0},
@@ -77,7 +77,7 @@ def tiny_model(model_class: type[TransformerXL] = TransformerXL, **options: obje
                 "dropout": 0.0,
                 "hidden_dropout": 0.0,
             }
-            model: Any = RecurrentLanguageModel(RecurrentConfig(**{**sizes, **options})).double()
+            model = RecurrentLanguageModel(RecurrentConfig(**{**sizes, **options})).double()
         else:
             config = model_class.config_class(
                 **{

@@ -45,7 +45,7 @@ def model_of(model_type: str, **options: Any) -> Any:
 
     config_class = type(transformers.CONFIG_MAPPING[model_type]().get_text_config())
     known = config_class().to_dict()
-    sizes: dict[str, Any] = {}
+    sizes = {}
     for size, names in SIZES.items():
         for name in names.split():
             if name in known or name in config_class.attribute_map:

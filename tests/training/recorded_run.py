@@ -67,13 +67,13 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
             return loss
 
     Path(directory).mkdir(exist_ok=True)
-    run.LanguageModelModule = Recorded  # type: ignore[misc]
+    run.LanguageModelModule = Recorded
     try:
         print(json.dumps(train(from_plain(config), Path(directory))))
     except Stopped as stopped:
         print(stopped)
     finally:
-        run.LanguageModelModule = LanguageModelModule  # type: ignore[misc]
+        run.LanguageModelModule = LanguageModelModule
 
 
 def start(directory: Path, *overrides: str, **event: int) -> ForkedCommand:

@@ -108,7 +108,7 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
 
 def logged_rows(folder: Path) -> list[dict[str, str]]:
     """Return the rows of a CSVLogger: one file for each session, in which a later row of a step wins."""
-    rows: dict[tuple[int, str], dict[str, str]] = {}
+    rows = {}
     sessions = list(folder.glob("version_*"))
     for i in range(len(sessions)):
         path = folder / f"version_{i}/metrics.csv"
@@ -143,7 +143,7 @@ def bare_module(
         lr=1e-3,
         clip_norm=1e-2,
     )
-    options: dict[str, Any] = {
+    options = {
         "optimizer": optimizer,
         "trainer": TrainerConfig(max_steps=10, **trainer),
         "loss": loss,
@@ -151,7 +151,7 @@ def bare_module(
     config = Config(data=data, memory=memory, **options)
     module = LanguageModelModule(model, config, Vocabulary("byte"))
     module.evaluation_lengths = lengths or Lengths(1, mem_len=None)
-    module.trainer = SimpleNamespace(  # type: ignore[assignment]
+    module.trainer = SimpleNamespace(
         precision="32-true",
         precision_plugin=None,
         strategy=None,
@@ -159,7 +159,7 @@ def bare_module(
         testing=False,
         estimated_stepping_batches=10,
     )
-    module.log = lambda *args, **options: None  # type: ignore[method-assign]
+    module.log = lambda *args, **options: None
     return module
 
 
@@ -183,7 +183,7 @@ def patch_module(
     """Let every call of a method of the LightningModule call a function with the module before or after it."""
     original = getattr(LanguageModelModule, method)
 
-    def patched(module: LanguageModelModule, *args: Any, **options: Any) -> Any:
+    def patched(module, *args, **options):
         if before is not None:
             before(module)
         result = original(module, *args, **options)
@@ -198,7 +198,7 @@ def with_losses(monkeypatch: Patch, losses: dict[int, float]) -> None:
     """Let validations after these steps have other losses for the checkpoint that keeps the best."""
     original = RunCheckpoint.on_validation_end
 
-    def patched(checkpoint: RunCheckpoint, trainer: Any, module: LanguageModelModule) -> None:
+    def patched(checkpoint, trainer, module):
         measured = module.metrics["val/nll"]
         module.metrics["val/nll"] = losses.get(trainer.global_step, measured)
         original(checkpoint, trainer, module)
@@ -210,7 +210,7 @@ def with_losses(monkeypatch: Patch, losses: dict[int, float]) -> None:
 def poison(monkeypatch: Patch, steps: Container[int], what: str = "loss") -> None:
     """Make loss and gradients, or only gradients, not finite at some steps; with the loss the memory is spoilt too."""
 
-    def spoil(module: LanguageModelModule) -> None:
+    def spoil(module):
         if module.trainer.global_step + 1 not in steps:
             return
         factor = torch.nan if what == "loss" else torch.inf

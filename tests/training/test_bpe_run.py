@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_checkpoint_needs_no_tokenizer_file(run: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_needs_no_tokenizer_file(run, tmp_path):
     metrics = json.loads((run / "run/metrics.json").read_text())
     result = evaluated(run / BEST, tmp_path)["test"]
     assert result["bpb"] == pytest.approx(metrics["test/bpb"], rel=1e-6)
@@ -45,7 +45,7 @@ def test_a_checkpoint_needs_no_tokenizer_file(run: Path, tmp_path: Path) -> None
     assert (run / "run/tokenizer.json").read_text() == trained.vocabulary.tokenizer
 
 
-def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_without_the_tokenizer_file(run, tmp_path):
     file = f"data.tokenizer={run / 'tokenizer.json'}"
     options = ("data.level=bpe", file, "trainer.max_steps=4")
     last = f"resume={run / 'run/checkpoints/last.ckpt'}"

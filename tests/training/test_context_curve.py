@@ -28,7 +28,7 @@ OPTIONS = ("model.dropout=0.2", "evaluation.max_segments=2", "context_curve.max_
 @pytest.mark.parametrize(
     "arm", ["model=txl_smoke", "encoding=absolute", "model=lstm model.d_model=16"]
 )
-def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -> None:
+def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path, arm):
     every = "context_curve.every_n_steps=6"
     config = tiny_config(
         tmp_path,
@@ -59,7 +59,7 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: str) -
 
 
 @pytest.mark.parametrize("profile", ["laptop", "night", "gpu_short", "gpu", "paper"])
-def test_it_is_measured_by_default_from_the_laptop_profile_on(profile: str) -> None:
+def test_it_is_measured_by_default_from_the_laptop_profile_on(profile):
     config = compose(f"profile={profile}")
     every = config.context_curve.every_n_steps
     assert every is not None
@@ -92,7 +92,7 @@ def measured(config: Config, checkpoint: Path) -> dict[str, Any]:
     )
 
 
-def test_the_training_does_not_notice(tmp_path: Path) -> None:
+def test_the_training_does_not_notice(tmp_path):
     train_tiny(tmp_path, *OPTIONS, "context_curve.every_n_steps=3", name="with")
     runs = (tmp_path / "with", trained(*OPTIONS) / "run")
     ours, theirs = (read_file(run / "checkpoints/last.ckpt")["state_dict"] for run in runs)

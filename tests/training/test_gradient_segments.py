@@ -26,7 +26,7 @@ def batch_of(stream: Tensor, number: int = 0) -> Batch:
 
 def module_of(model: TransformerXL, **options: Any) -> LanguageModelModule:
     module = bare_module(model, segment_len=T, **options)
-    module.trainer.global_step = 5  # type: ignore[misc]
+    module.trainer.global_step = 5
     return module
 
 
@@ -36,7 +36,7 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     return found
 
 
-ARMS: dict[str, dict[str, Any]] = {
+ARMS = {
     **{name: options for name, options in ENCODINGS.items() if name not in ("absolute", "al_rfou")},
     "same length": {"mem_len": 5, "same_length": True},
     "pre-norm": {"pre_norm": True, "untie_biases": True},
@@ -49,9 +49,7 @@ FAST = ("relative", "same length", "documents")
     "arm", [pytest.param(n, marks=() if n in FAST else pytest.mark.full) for n in ARMS]
 )
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(
-    arm: str, groups: int
-) -> None:
+def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm, groups):
     model = tiny_model(**{"mem_len": 50, **ARMS[arm]})
     stream = random_stream(2, 4 * T + 1)
     if arm == "documents":
@@ -71,7 +69,7 @@ def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(
     )
 
 
-def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient() -> None:
+def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient():
     model = tiny_model(mem_len=4, ext_len=2)
     module = module_of(model)
     memory = None
@@ -92,7 +90,7 @@ def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradie
 
 
 @pytest.mark.parametrize("loss", ["half", "random_half"])
-def test_every_segment_of_a_step_counts_its_half(loss: str) -> None:
+def test_every_segment_of_a_step_counts_its_half(loss):
     model = tiny_model(mem_len=50)
     stream = random_stream(2, 2 * T + 1)
     module = module_of(model, loss=loss)

@@ -20,7 +20,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.fixtures import Output, Patch
+from tests.fixtures import Patch
 from tests.training.small_run import csv_rows, evaluated, patch_module, trained
 from txl_lightning import LanguageModelModule, load_trained
 from txl_lightning.data.streams import Streams
@@ -28,7 +28,7 @@ from txl_lightning.errors import UserError, notice
 from txl_lightning.evaluation.trained import read_file
 
 RUN = ("model.dropout=0", "trainer.max_steps=6", "trainer.val_every_n_steps=6")
-QUIET: dict[str, Any] = {
+QUIET = {
     "accelerator": "cpu",
     "enable_progress_bar": False,
     "enable_model_summary": False,
@@ -102,7 +102,7 @@ class Breaks(L.Callback):
 
 def losses_of(patch: Patch) -> list[float]:
     """Return a list that gets the loss of every batch."""
-    losses: list[float] = []
+    losses = []
     patch_module(
         patch,
         "scaled_loss",
@@ -124,14 +124,14 @@ def losses_of(patch: Patch) -> list[float]:
         ({"max_epochs": 3, "max_steps": 7}, 7),
     ],
 )
-def test_a_trainer_trains_all_steps(tmp_path: Path, options: dict[str, Any], steps: int) -> None:
+def test_a_trainer_trains_all_steps(tmp_path, options, steps):
     trainer = make_trainer(tmp_path, **options)
     trainer.fit(new_module(), streams())
     assert trainer.global_step == steps
 
 
 @pytest.mark.parametrize("options", [{"max_epochs": 5}, {"max_steps": 30}])
-def test_the_schedule_is_the_trainers(tmp_path: Path, options: dict[str, int]) -> None:
+def test_the_schedule_is_the_trainers(tmp_path, options):
     """The checkpoint's run had 6 steps; a cosine over 30 is at a half after 15."""
     module = new_module()
     rates = Rates()
@@ -143,9 +143,7 @@ def test_the_schedule_is_the_trainers(tmp_path: Path, options: dict[str, int]) -
     assert rates.values[15] == pytest.approx(module.config.optimizer.lr / 2)
 
 
-def test_without_a_number_of_steps_the_rate_stays_and_a_line_says_so(
-    tmp_path: Path, capsys: Output
-) -> None:
+def test_without_a_number_of_steps_the_rate_stays_and_a_line_says_so(tmp_path, capsys):
     notice.cache_clear()
     module = new_module()
     trainer = make_trainer(
@@ -158,7 +156,7 @@ def test_without_a_number_of_steps_the_rate_stays_and_a_line_says_so(
     assert "no number of steps (max_steps or max_epochs)" in capsys.readouterr().err
 
 
-def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path, capsys: Output) -> None:
+def test_a_warm_up_longer_than_the_run_is_said(tmp_path, capsys):
     notice.cache_clear()
     module = new_module()
     module.config.optimizer.warmup_steps = 50
@@ -166,10 +164,10 @@ def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path, capsys: Output) -
     assert "optimizer.warmup_steps=50 is longer than the run" in capsys.readouterr().err
 
 
-def test_the_rate_that_a_finder_suggests_is_trained_with(tmp_path: Path) -> None:
+def test_the_rate_that_a_finder_suggests_is_trained_with(tmp_path):
     module = new_module()
     rates = Rates()
-    options: dict[str, Any] = {
+    options = {
         "callbacks": [rates],
         "enable_checkpointing": True,
     }
@@ -188,9 +186,9 @@ def test_the_rate_that_a_finder_suggests_is_trained_with(tmp_path: Path) -> None
 # Loggers, results, checkpoints
 
 
-def test_loggers_and_the_results_of_test_have_all_values(tmp_path: Path) -> None:
+def test_loggers_and_the_results_of_test_have_all_values(tmp_path):
     logger = CSVLogger(tmp_path, name="mine")
-    options: dict[str, Any] = {
+    options = {
         "logger": logger,
         "callbacks": [LearningRateMonitor()],
     }
@@ -212,8 +210,8 @@ def test_loggers_and_the_results_of_test_have_all_values(tmp_path: Path) -> None
     assert "version: " in shown
 
 
-def test_every_checkpoint_of_a_users_callback_opens_everywhere(tmp_path: Path) -> None:
-    best: dict[str, Any] = {
+def test_every_checkpoint_of_a_users_callback_opens_everywhere(tmp_path):
+    best = {
         "monitor": "val/nll",
         "save_weights_only": True,
     }
@@ -229,12 +227,12 @@ def test_every_checkpoint_of_a_users_callback_opens_everywhere(tmp_path: Path) -
         LanguageModelModule.load_from_checkpoint(opened, weights_only=True)
 
 
-def test_the_options_of_load_from_checkpoint_are_accepted(tmp_path: Path) -> None:
+def test_the_options_of_load_from_checkpoint_are_accepted(tmp_path):
     contents = read_file(checkpoint())
     del contents["state_dict"]["model.layers.0.attention.qkv.weight"]
     path = tmp_path / "lacks.ckpt"
     torch.save(contents, path)
-    options: dict[str, Any] = {"map_location": {"cuda:0": "cpu"}, "weights_only": True}
+    options = {"map_location": {"cuda:0": "cpu"}, "weights_only": True}
     with pytest.raises(UserError, match="Missing key"):
         LanguageModelModule.load_from_checkpoint(path, strict=True, **options)
     module = LanguageModelModule.load_from_checkpoint(path, strict=False, **options)
@@ -249,8 +247,8 @@ def test_the_options_of_load_from_checkpoint_are_accepted(tmp_path: Path) -> Non
 )
 @pytest.mark.parametrize("at", [2, 4, 6])
 def test_a_run_resumes_where_it_was_also_after_an_error_in_a_step(
-    tmp_path: Path, monkeypatch: Patch, options: dict[str, int], at: int
-) -> None:
+    tmp_path, monkeypatch, options, at
+):
     """Without dropout: the masks of the broken step were drawn."""
     losses = losses_of(monkeypatch)
     make_trainer(tmp_path, **options).fit(
@@ -286,9 +284,7 @@ OTHER_STREAMS = "it was saved with 4 streams, now there are 2"
         (5, streams(), streams(segment_len=2 * T), "it was saved before segment 5, not 2"),
     ],
 )
-def test_other_streams_resume_anywhere_in_an_epoch(
-    tmp_path: Path, after: int, before: Streams, now: Streams, why: str, capsys: Output
-) -> None:
+def test_other_streams_resume_anywhere_in_an_epoch(tmp_path, after, before, now, why, capsys):
     """An epoch then has half, or twice, as many batches."""
     path = saved(tmp_path, after, before)
     trainer = make_trainer(tmp_path, max_steps=after + 9)
@@ -297,9 +293,7 @@ def test_other_streams_resume_anywhere_in_an_epoch(
     assert why in capsys.readouterr().err
 
 
-def test_a_resumed_run_draws_the_dropout_of_an_uninterrupted_one(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_resumed_run_draws_the_dropout_of_an_uninterrupted_one(tmp_path, monkeypatch):
     with_dropout = trained("model.dropout=0.2", *RUN[1:]) / "run/checkpoints/last.ckpt"
     losses = losses_of(monkeypatch)
     keep = ModelCheckpoint(tmp_path, every_n_train_steps=4, filename="{step}", save_top_k=-1)
@@ -311,7 +305,7 @@ def test_a_resumed_run_draws_the_dropout_of_an_uninterrupted_one(
     assert losses[10:] == losses[4:10]
 
 
-def test_a_resumed_run_follows_the_schedule_of_more_steps_at_once(tmp_path: Path) -> None:
+def test_a_resumed_run_follows_the_schedule_of_more_steps_at_once(tmp_path):
     path = saved(tmp_path, 6, streams())
     resumed = Rates()
     whole = Rates()
@@ -325,9 +319,7 @@ def test_a_resumed_run_follows_the_schedule_of_more_steps_at_once(tmp_path: Path
     assert min(resumed.values) > 0
 
 
-def test_a_checkpoint_within_an_accumulation_says_what_it_lacks(
-    tmp_path: Path, capsys: Output
-) -> None:
+def test_a_checkpoint_within_an_accumulation_says_what_it_lacks(tmp_path, capsys):
     notice.cache_clear()
     callbacks = [Breaks(batch=4), OnExceptionCheckpoint(tmp_path, "broken")]
     options = {"max_epochs": 1, "accumulate_grad_batches": 3, "callbacks": callbacks}
@@ -339,7 +331,7 @@ def test_a_checkpoint_within_an_accumulation_says_what_it_lacks(
     assert "within an accumulation: the gradients of 1 batches are not" in capsys.readouterr().err
 
 
-def test_a_broken_off_validation_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+def test_a_broken_off_validation_leaves_nothing_to_the_next(tmp_path):
     class BreaksValidation(L.Callback):
         def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
             if batch[3] == 3:
@@ -373,7 +365,7 @@ def with_sgd(kind: str, module: LanguageModelModule) -> Any:
     if kind == "none":
         return optimizer
     halves = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    schedule: dict[str, Any] = {"scheduler": halves}  # in every epoch
+    schedule = {"scheduler": halves}  # in every epoch
     if kind == "every second step":
         schedule |= {"interval": "step", "frequency": 2}
     if kind == "plateau":
@@ -390,9 +382,7 @@ def with_sgd(kind: str, module: LanguageModelModule) -> Any:
     ("kind", "rate"),
     [("none", 0.1), ("plateau", 1e-4), ("epoch", 0.0125), ("every second step", 0.1 / 512)],
 )
-def test_own_optimizers_and_schedules_work(
-    tmp_path: Path, monkeypatch: Patch, kind: str, rate: float
-) -> None:
+def test_own_optimizers_and_schedules_work(tmp_path, monkeypatch, kind, rate):
     module = new_module()
     monkeypatch.setattr(module, "configure_optimizers", lambda: with_sgd(kind, module))
     trainer = make_trainer(tmp_path, max_steps=3 * N)
@@ -401,7 +391,7 @@ def test_own_optimizers_and_schedules_work(
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(rate)
 
 
-def test_an_optimizer_may_score_a_batch_several_times(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_optimizer_may_score_a_batch_several_times(tmp_path, monkeypatch):
     module = new_module()
     optimizer = torch.optim.LBFGS(
         module.parameters(),
@@ -414,14 +404,14 @@ def test_an_optimizer_may_score_a_batch_several_times(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.filterwarnings("ignore:.*returned `None`")
-def test_no_optimizer_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_no_optimizer_is_refused(tmp_path, monkeypatch):
     module = new_module()
     monkeypatch.setattr(module, "configure_optimizers", lambda: None)
     with pytest.raises(UserError, match=r"^configure_optimizers returned no optimizer"):
         make_trainer(tmp_path, max_epochs=1).fit(module, streams())
 
 
-def test_two_optimizers_work_by_hand(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_two_optimizers_work_by_hand(tmp_path, monkeypatch):
     class ByHand(LanguageModelModule):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             self.manual_backward(super().training_step(batch, batch_idx))
@@ -439,7 +429,7 @@ def test_two_optimizers_work_by_hand(tmp_path: Path, monkeypatch: Patch) -> None
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
-def test_the_trainers_clipping_counts(tmp_path: Path, algorithm: str) -> None:
+def test_the_trainers_clipping_counts(tmp_path, algorithm):
     largest = []
 
     class Watch(L.Callback):
@@ -461,7 +451,7 @@ def test_the_trainers_clipping_counts(tmp_path: Path, algorithm: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # a skipped first step
-def test_a_gradient_scaler_of_the_trainer_skips_its_overflows(tmp_path: Path) -> None:
+def test_a_gradient_scaler_of_the_trainer_skips_its_overflows(tmp_path):
     """16-mixed needs a GPU in Lightning, but its plugin does not; gradients times 2^60 are infinite."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
     plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
@@ -478,13 +468,11 @@ def test_a_gradient_scaler_of_the_trainer_skips_its_overflows(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["tuples", "dicts", "batches"])
-def test_loaders_of_tuples_dicts_and_batches_are_accepted(
-    tmp_path: Path, monkeypatch: Patch, kind: str
-) -> None:
+def test_loaders_of_tuples_dicts_and_batches_are_accepted(tmp_path, monkeypatch, kind):
     losses = losses_of(monkeypatch)
-    data: Any = []
+    data = []
     for batch in streams():
-        item: Any = batch
+        item = batch
         if kind == "tuples":
             item = (batch.tokens, batch.targets)
         if kind == "dicts":
@@ -514,9 +502,7 @@ SHUFFLED = TensorDataset(
         (SHUFFLED, {"shuffle": True}, r"DataLoader\(shuffle=True\): must be False"),
     ],
 )
-def test_other_loaders_are_refused_in_one_line(
-    tmp_path: Path, data: Any, options: dict[str, Any], words: str
-) -> None:
+def test_other_loaders_are_refused_in_one_line(tmp_path, data, options, words):
     loader = DataLoader(data, **options)
     with pytest.raises(UserError, match=f"^{words}"):
         make_trainer(tmp_path, max_epochs=1).fit(new_module(), loader)
@@ -525,7 +511,7 @@ def test_other_loaders_are_refused_in_one_line(
 
 
 @pytest.mark.parametrize("loaders", [[streams(), streams()], {"a": streams(), "b": streams()}])
-def test_two_loaders_of_validation_are_refused_in_one_line(tmp_path: Path, loaders: Any) -> None:
+def test_two_loaders_of_validation_are_refused_in_one_line(tmp_path, loaders):
     words = "^2 validation loaders: give one, and call validate for each further one$"
     with pytest.raises(UserError, match=words):
         make_trainer(tmp_path).validate(new_module(), loaders, verbose=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.recorded_run import Run, recorded_losses, recorded_runs, run_on_all
+from tests.training.recorded_run import recorded_losses, recorded_runs, run_on_all
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning.config.schemas import plain
 
@@ -24,7 +24,7 @@ OPTIONS = (
 DOUBLE = "trainer.precision=64-true"
 GROUPS = "trainer.stream_groups=2"
 SEGMENTS = ("memory.gradient_segments=1", "loss=random_half", "data.batch_size=9")
-ARMS: dict[str, tuple[str, ...]] = {
+ARMS = {
     "single": (),
     "double": (DOUBLE,),
     "groups": (GROUPS,),
@@ -45,7 +45,7 @@ def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:
     overrides["half"] = ("trainer.max_steps=10", *ragged)
     overrides["resumed"] = (f"resume={base / 'half2/checkpoints/last.ckpt'}", *ragged)
     for W in worlds:
-        jobs: list[Run] = []
+        jobs = []
         for name, words in overrides.items():
             config = tiny_config(
                 base,
@@ -117,7 +117,7 @@ def check_resumed(runs: Path, W: int) -> None:
     )
 
 
-def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(few_arms: Path) -> None:
+def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(few_arms):
     for arm in FEW:
         check_losses(few_arms, arm, (1, 2), 1e-10)
     check_resumed(few_arms, 1)
@@ -125,7 +125,7 @@ def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(few_arms:
 
 @pytest.mark.full
 @pytest.mark.parametrize("arm", ARMS)
-def test_losses_of_one_two_and_three_processes_are_the_same(runs: Path, arm: str) -> None:
+def test_losses_of_one_two_and_three_processes_are_the_same(runs, arm):
     check_losses(
         runs,
         arm,
@@ -135,12 +135,12 @@ def test_losses_of_one_two_and_three_processes_are_the_same(runs: Path, arm: str
 
 
 @pytest.mark.full
-def test_groups_of_streams_change_nothing(runs: Path) -> None:
+def test_groups_of_streams_change_nothing(runs):
     for W in (1, 2, 3):
         assert differences(runs, f"single{W}", f"groups{W}") < 1e-5
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("W", [1, 3])
-def test_a_checkpoint_of_two_processes_resumes_on_one_and_three(runs: Path, W: int) -> None:
+def test_a_checkpoint_of_two_processes_resumes_on_one_and_three(runs, W):
     check_resumed(runs, W)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,7 @@ KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
         pytest.param(2, [(27, KILL), (33, INT), (56, TERM)], marks=pytest.mark.full),
     ],
 )
-def test_signals_and_kills_change_no_bit(
-    tmp_path: Path, devices: int, events: list[tuple[int, signal.Signals]]
-) -> None:
+def test_signals_and_kills_change_no_bit(tmp_path, devices, events):
     whole = tmp_path / "whole"
     whole.mkdir()
     options = (*OPTIONS, f"trainer.devices={devices}")
@@ -46,5 +43,5 @@ MARKS = {"two ranks": pytest.mark.slow}
 @pytest.mark.parametrize(
     "arm", [pytest.param(arm, marks=MARKS.get(arm, pytest.mark.full)) for arm in ARMS]
 )
-def test_kills_change_no_bit(tmp_path: Path, arm: str) -> None:
+def test_kills_change_no_bit(tmp_path, arm):
     assert kill_and_compare(tmp_path, arm, n_kills=2)

@@ -97,7 +97,7 @@ def outcome(run: Path) -> dict[str, Any]:
     """Return everything of a run that must not depend on interruptions."""
     last = run / "checkpoints/last.ckpt"
     lines = (run / "validation.jsonl").read_text().splitlines()
-    rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in lines]
     rows += logged_rows(run / "csv")
     rows.append(json.loads((run / "metrics.json").read_text()))
     for row in rows:

@@ -138,7 +138,7 @@ def test_the_reconstruction_loss_is_that_of_algorithm_2(pre_norm):
     model = compressive(pre_norm=pre_norm)
     stream = random_stream(2, 13)
     _, memory = score_segments(model, stream[:, :9], 4)
-    inputs: list[Tensor] = []
+    inputs = []
     for layer in model.layers:
         layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     _, after = model(stream[:, 8:12], memory)

@@ -1,14 +1,13 @@
 """Every variant composes, trains with memory and without, resumes bit for bit, and has the same losses on two ranks."""
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from tests.covering import product_of
-from tests.training.recorded_run import Run, recorded_losses, recorded_runs, run_on_all
+from tests.training.recorded_run import recorded_losses, recorded_runs, run_on_all
 from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning import TransformerXLConfig
 from txl_lightning.config.schemas import CONF, plain
@@ -17,7 +16,7 @@ from txl_lightning.evaluation.models import model_class
 from txl_lightning.evaluation.trained import load_trained, read_file
 from txl_lightning.training.run import train
 
-VARIANTS: dict[str, tuple[str, ...]] = {
+VARIANTS = {
     "attention_gate": (),
     "compressive": ("variant.rate=2",),
     "forget_gate": ("encoding=none",),
@@ -56,7 +55,7 @@ def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path):
     known = {f.name for f in fields(TransformerXLConfig)}
     for name in VARIANTS:
         config = tiny_config(tmp_path, f"variant={name}")
-        given: Any = OmegaConf.load(CONF / f"variant/{name}.yaml")
+        given = OmegaConf.load(CONF / f"variant/{name}.yaml")
         given = given.get("variant", given)
         left_out = known | {option for option in given if OmegaConf.is_interpolation(given, option)}
         own = {
@@ -101,8 +100,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, variant
 
 @pytest.mark.slow
 def test_losses_do_not_depend_on_the_number_of_ranks_and_groups(tmp_path):
-    def jobs(W: int) -> list[Run]:
-        runs: list[Run] = []
+    def jobs(W):
+        runs = []
         for name in VARIANTS:
             options = (f"variant={name}", *VARIANTS[name], *PARALLEL, f"trainer.devices={W}")
             runs.append((plain(tiny_config(tmp_path, *options)), str(tmp_path / f"{name}{W}"), {}))

@@ -20,7 +20,7 @@ QKV = "layers.0.dec_attn.qkv_net.weight"
 
 def convert(**options: Any) -> None:
     words = [f"{name}={value}" for name, value in options.items()]
-    run(OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words))), Path())  # type: ignore[arg-type]
+    run(OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words))), Path())
 
 
 @pytest.fixture
