@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.model.tiny_model import assert_close, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import (
+    assert_close,
+    assert_same_gradients,
+    random_stream,
+    score_segments,
+    tiny_model,
+)
 from txl_lightning.model.baselines import (
     LSTMLayer,
     QRNNLayer,
@@ -20,14 +26,7 @@ from txl_lightning.model.baselines import (
 ADAPTIVE = [
     {"cutoffs": (4, 8), "div_val": 2},
     {"d_embed": 4, "cutoffs": (4, 8), "tie_projections": "none"},
-]
-ADAPTIVE += [
-    {
-        "d_embed": 6,
-        "cutoffs": (4,),
-        "div_val": 2,
-        "tie_projections": "all",
-    }
+    {"d_embed": 6, "cutoffs": (4,), "div_val": 2, "tie_projections": "all"},
 ]
 
 
@@ -71,30 +70,26 @@ def test_the_layers_are_those_of_torchs_lstm():
 @pytest.mark.parametrize("cell", ["lstm", "qrnn"])
 def test_no_gradient_enters_or_leaves_a_state(cell):
     model = tiny_model(cell=cell)
-    stream = random_stream(2, 6)
     state = random_state(model, 2)
-    nll, after = model.score(
-        stream[:, :-1],
-        stream[:, 1:],
-        state,
-    )
+    nll, after = score_segments(model, random_stream(2, 6), 5, state)
+    nll.sum().backward()
     assert not after.previous.requires_grad
     assert not after.cells.requires_grad
-    nll.sum().backward()
     assert state.previous.grad is None
     assert state.cells.grad is None
 
 
-def test_parameters_and_their_start():
+@pytest.mark.parametrize(
+    ("cell", "n_parameters", "bound"),
+    [("lstm", 8 * 64**2 + 8 * 64, 64**-0.5), ("qrnn", 6 * 64**2 + 3 * 64, 128**-0.5)],
+)
+def test_parameters_and_their_start(cell, n_parameters, bound):
     torch.manual_seed(0)
-    for cell, parameters, bound in (
-        ("lstm", 8 * 64**2 + 8 * 64, 64**-0.5),
-        ("qrnn", 6 * 64**2 + 3 * 64, 128**-0.5),
-    ):
-        model = RecurrentLanguageModel(RecurrentConfig(9, cell=cell, n_layer=1, d_model=64))
-        assert sum(weight.numel() for weight in model.layers.parameters()) == parameters
-        for weight in model.layers.parameters():
-            assert 0.9 * bound < weight.abs().max() <= bound
+    model = RecurrentLanguageModel(RecurrentConfig(9, cell=cell, n_layer=1, d_model=64))
+    weights = list(model.layers.parameters())
+    assert sum(weight.numel() for weight in weights) == n_parameters
+    for weight in weights:
+        assert 0.9 * bound < weight.abs().max() <= bound
 
 
 def random(*shape: int) -> Tensor:
@@ -104,28 +99,14 @@ def random(*shape: int) -> Tensor:
 @pytest.mark.parametrize("T", [*range(1, 18), 31, 32, 33, 100, 257])
 def test_pooling_over_time_equals_a_loop(T):
     """With some gates of exactly or almost 0 or 1."""
-    forget = F.hardtanh(
-        1.04 * (6 * random(2, T, 3)).sigmoid() - 0.02,
-        0,
-        1,
-    )
+    forget = F.hardtanh(1.04 * (6 * random(2, T, 3)).sigmoid() - 0.02, 0, 1)
     inputs = [forget, random(2, T, 3), random(2, 3)]
-    fast = forget_mult(*inputs)
     cells = []
     cell = inputs[2]
-    for f, z in zip(
-        forget.unbind(1),
-        inputs[1].unbind(1),
-        strict=True,
-    ):
+    for f, z in zip(forget.unbind(1), inputs[1].unbind(1), strict=True):
         cell = f * cell + (1 - f) * z
         cells.append(cell)
-    slow = torch.stack(cells, dim=1)
-    assert_close(fast, slow, 1e-12)
-    cotangent = torch.randn_like(slow)
-    ours = torch.autograd.grad(fast, inputs, cotangent, retain_graph=True)
-    theirs = torch.autograd.grad(slow, inputs, cotangent)
-    assert_close(ours, theirs, 1e-12)
+    assert_same_gradients(forget_mult(*inputs), torch.stack(cells, dim=1), inputs, 1e-12)
 
 
 def test_qrnn_is_the_papers_formula_token_by_token():

@@ -32,16 +32,8 @@ def dropped(p: float, n_elements: int = 1_000_003) -> Tensor:
 def test_dropout_decides_neighbours_independently():
     kept = dropped(0.5)[:1_000_000].ne(0).double().view(-1, 4)
     error = 5 * 0.5 / len(kept) ** 0.5
-    assert_close(
-        kept.mean(0),
-        torch.full((4,), 0.5, dtype=torch.float64),
-        error,
-    )
-    assert_close(
-        kept.T.cov(),
-        0.25 * torch.eye(4, dtype=torch.float64),
-        error,
-    )
+    assert_close(kept.mean(0), torch.full((4,), 0.5).double(), error)
+    assert_close(kept.T.cov(), 0.25 * torch.eye(4).double(), error)
 
 
 @pytest.mark.parametrize(("p", "level"), [(1e-9, 1), (0.1, 6554), (0.9999999, 65535)])
@@ -54,24 +46,14 @@ def test_dropout_scales_by_the_rate_it_really_has(p, level):
 
 
 def test_dropout_is_at_the_papers_sites():
-    model = tiny_model(dropout=0.2, attention_dropout=0.3, mem_len=4, n_layer=2)
-    B = 2
-    T = 3
-    M = 4
-    N = 2
+    B, T, M, N = 2, 3, 4, 2
     D, H, d_inner = (SIZES[name] for name in ("d_model", "n_head", "d_inner"))
+    model = tiny_model(dropout=0.2, attention_dropout=0.3, mem_len=M, n_layer=N)
     sites = []
     for module in model.modules():
         if isinstance(module, Dropout):
-            module.register_forward_hook(
-                lambda module, _, output: sites.append((module.p, tuple(output.shape)))
-            )
+            module.register_forward_hook(lambda site, _, x: sites.append((site.p, tuple(x.shape))))
     model(random_stream(B, T), model.start_memory(B, static=True))
-    attention = [(0.3, (H, B, T, M + T)), (0.2, (B, T, D))]
-    feed_forward = [(0.2, (B, T, d_inner)), (0.2, (B, T, D))]
-    assert sites == [
-        (0.2, (B, T, D)),
-        (0.2, (M + T + 1, D)),
-        *(N * (attention + feed_forward)),
-        (0.2, (B, T, D)),
-    ]
+    states = (0.2, (B, T, D))
+    layer = [(0.3, (H, B, T, M + T)), states, (0.2, (B, T, d_inner)), states]
+    assert sites == [states, (0.2, (M + T + 1, D)), *(N * layer), states]

@@ -59,11 +59,12 @@ def test_an_encoding_that_rotates_has_terms_that_allow_it():
     assert "own_rotation" not in encodings.ENCODINGS
 
 
+OF_8 = [2.0**-h for h in range(1, 9)]
 PUBLISHED = {  # `get_slopes` of the ALiBi repository
-    8: [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256],
+    8: OF_8,
     16: [2 ** (-h / 2) for h in range(1, 17)],
     6: [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8],
-    12: [*(2.0**-h for h in range(1, 9)), 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5],
+    12: [*OF_8, 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5],
     1: [1 / 256],
 }
 
@@ -82,12 +83,7 @@ def test_slopes_are_the_published_ones(n_head):
 def test_alibi_adds_a_slope_times_the_distance():
     """As attention adds a bias of distances, divided by sqrt(E): see tests/model/test_attention.py."""
     model = tiny_model(encoding="alibi", n_head=6)
-    positions = model.encoding.positions(
-        5,
-        3,
-        torch.zeros(1).double(),
-    )
+    positions = model.encoding.positions(5, 3, torch.zeros(1).double())
     bias_HS = positions[-1].bias_HS / SIZES["d_head"] ** 0.5
-    distances_S = torch.tensor([3, 3, 3, 2, 1, 0])
-    slopes_H1 = torch.tensor(PUBLISHED[6]).double()[:, None]
-    assert_close(bias_HS, -slopes_H1 * distances_S)
+    slopes_H = torch.tensor(PUBLISHED[6]).double()
+    assert_close(bias_HS, -slopes_H.outer(torch.tensor([3, 3, 3, 2, 1, 0]).double()))
