@@ -25,23 +25,14 @@ STEPS = 20
 
 def loss_curve(**options: object) -> list[float]:
     """Mean loss of every step of Adam on streams of arithmetic, the memory carried along."""
-    sizes = {
-        "n_layer": 2,
-        "d_model": 16,
-        "n_head": 2,
-        "d_head": 8,
-        "d_inner": 32,
-        "mem_len": 8,
-    }
+    sizes = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "mem_len": 8}
+    config = TransformerXLConfig(VOCABULARY, **{**sizes, "dropout": 0.0, **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        torch.set_default_dtype(
-            torch.float64
-        )  # initial weights too: random float32 numbers differ between CPUs
+        # Initial weights too: random float32 numbers differ between CPUs.
+        torch.set_default_dtype(torch.float64)
         try:
-            model = TransformerXL(
-                TransformerXLConfig(VOCABULARY, **{**sizes, "dropout": 0.0, **options})
-            )
+            model = TransformerXL(config)
         finally:
             torch.set_default_dtype(torch.float32)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-5)
@@ -50,9 +41,8 @@ def loss_curve(**options: object) -> list[float]:
         memory = None
         losses = []
         for start in range(0, STEPS * SEGMENT, SEGMENT):
-            tokens = stream[:, start : start + SEGMENT]
-            targets = stream[:, start + 1 : start + SEGMENT + 1]
-            nll, memory = model.score(tokens, targets, memory)
+            window = stream[:, start : start + SEGMENT + 1]
+            nll, memory = model.score(window[:, :-1], window[:, 1:], memory)
             optimizer.zero_grad()
             nll.mean().backward()
             optimizer.step()
@@ -68,7 +58,5 @@ def test_losses_of_a_short_training_are_golden(name):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    GOLDEN.write_text(
-        json.dumps({name: loss_curve(**options) for name, options in CURVES.items()}, indent=1)
-        + "\n"
-    )
+    curves = {name: loss_curve(**options) for name, options in CURVES.items()}
+    GOLDEN.write_text(json.dumps(curves, indent=1) + "\n")
