@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from tests.training.recorded_run import recorded_losses, recorded_runs, run_on_all
 from tests.training.small_run import stored_memory, tiny_config
+from tests.variants.test_variants import VARIANTS
 from txl_lightning.config.schemas import plain
 
 OPTIONS = (
@@ -38,7 +40,14 @@ ARMS = {
 FEW = ["documents", "gradient segments"]  # `make test-all` takes all arms
 
 
-def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:
+VARIANT_ARMS = {}
+for variant, words in VARIANTS.items():
+    options = (f"variant={variant}", *words, "data.batch_size=9", GROUPS, DOUBLE)
+    VARIANT_ARMS[f"variant {variant}"] = options
+ARMS |= VARIANT_ARMS
+
+
+def run_all(base: Path, arms: Iterable[str], worlds: tuple[int, ...]) -> Path:
     """Train arms on several numbers of processes, and a run of 10 steps on 2 processes, resumed on all numbers."""
     ragged = ("optimizer.schedule=constant", "data.batch_size=7")
     overrides = {arm: ARMS[arm] for arm in arms}
@@ -47,19 +56,8 @@ def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:
     for W in worlds:
         jobs = []
         for name, words in overrides.items():
-            config = tiny_config(
-                base,
-                *OPTIONS,
-                f"trainer.devices={W}",
-                *words,
-            )
-            jobs.append(
-                (
-                    plain(config),
-                    str(base / f"{name}{W}"),
-                    {},
-                )
-            )
+            config = tiny_config(base, *OPTIONS, f"trainer.devices={W}", *words)
+            jobs.append((plain(config), str(base / f"{name}{W}"), {}))
         if W == 1:
             recorded_runs(jobs)
         else:
@@ -70,33 +68,22 @@ def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_all(
-        tmp_path_factory.mktemp("ranks"),
-        list(ARMS),
-        (2, 3, 1),
-    )
-
-
-@pytest.fixture(scope="module")
-def few_arms(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_all(tmp_path_factory.mktemp("few arms"), FEW, (2, 1))
+    return run_all(tmp_path_factory.mktemp("ranks"), ARMS, (2, 3, 1))
 
 
 def differences(runs: Path, first: str, second: str) -> float:
     """The largest difference of the losses of a step."""
-    largest = 0.0
-    losses = (recorded_losses(runs / first), recorded_losses(runs / second))
-    for (step, a), (other_step, b) in zip(*losses, strict=True):
-        assert step == other_step
-        largest = max(largest, abs(a - b))
-    assert len(losses[0]) >= 20
-    return largest
+    losses = recorded_losses(runs / first)
+    others = recorded_losses(runs / second)
+    assert [step for step, _ in losses] == [step for step, _ in others]
+    assert len(losses) >= 20
+    return max(abs(a[1] - b[1]) for a, b in zip(losses, others, strict=True))
 
 
 def check_losses(runs: Path, arm: str, worlds: tuple[int, ...], tolerance: float) -> None:
-    files = [runs / f"{arm}{W}/metrics.json" for W in worlds]
-    one, *others = (json.loads(file.read_text()) for file in files)
-    for W, several in zip(worlds[1:], others, strict=True):
+    one = json.loads((runs / f"{arm}1/metrics.json").read_text())
+    for W in worlds:
+        several = json.loads((runs / f"{arm}{W}/metrics.json").read_text())
         assert differences(runs, f"{arm}1", f"{arm}{W}") < tolerance
         assert several["processes"] == W
         for name in ("val/nll", "test/nll"):
@@ -109,29 +96,27 @@ def check_resumed(runs: Path, W: int) -> None:
     assert [step for step, _ in recorded_losses(runs / "resumed1")] == list(range(11, 31))
     assert differences(runs, "resumed2", f"resumed{W}") < 1e-5
     states = [stored_memory(runs / f"resumed{n}/checkpoints/last.ckpt").states for n in (2, W)]
-    torch.testing.assert_close(
-        states[0],
-        states[1],
-        atol=1e-5,
-        rtol=1e-4,
-    )
+    torch.testing.assert_close(*states, atol=1e-5, rtol=1e-4)
 
 
-def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(few_arms):
+def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(tmp_path):
+    run_all(tmp_path, FEW, (2, 1))
     for arm in FEW:
-        check_losses(few_arms, arm, (1, 2), 1e-10)
-    check_resumed(few_arms, 1)
+        check_losses(tmp_path, arm, (2,), 1e-10)
+    check_resumed(tmp_path, 1)
+
+
+@pytest.mark.slow
+def test_two_processes_train_every_variant_like_one(tmp_path):
+    run_all(tmp_path, VARIANT_ARMS, (2, 1))
+    for arm in VARIANT_ARMS:
+        check_losses(tmp_path, arm, (2,), 1e-10)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("arm", ARMS)
 def test_losses_of_one_two_and_three_processes_are_the_same(runs, arm):
-    check_losses(
-        runs,
-        arm,
-        (1, 2, 3),
-        1e-10 if DOUBLE in ARMS[arm] else 1e-5,
-    )
+    check_losses(runs, arm, (2, 3), 1e-10 if DOUBLE in ARMS[arm] else 1e-5)
 
 
 @pytest.mark.full
