@@ -100,22 +100,21 @@ def test_callbacks_that_watch_change_no_bit(tmp_path, devices):
     config = tiny_config(tmp_path, *words, "logger=csv")
     second = {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "second"}
     config.logger.each["second"] = second
-    seen = str(tmp_path / "seen")
-    config.callbacks["noting"] = {"_target_": f"{__name__}.Noting", "file": seen}
     for name, options in WATCHING.items():
         config.callbacks[name] = {"_target_": f"{LIGHTNING}.{name}", **options}
+    seen = tmp_path / "seen"
+    config.callbacks["noting"] = {"_target_": f"{__name__}.Noting", "file": str(seen)}
     config.callbacks["stopper"] = {"_target_": f"{__name__}.Stopper", "step": 7}
     with pytest.raises(Stopped):
         train(config, tmp_path / "run")
     config.callbacks["stopper"] = None
     config.resume = "auto"
     train(config, tmp_path / "run")
-    checkpoints = [
-        tmp_path / "run/checkpoints/last.ckpt",
-        trained(*words) / "run/checkpoints/last.ckpt",
-    ]
-    assert torch.equal(*(stored_memory(path).states for path in checkpoints))
-    assert len((tmp_path / "seen").read_text().split()) == 12 * devices
+    memories = []
+    for folder in (tmp_path, trained(*words)):
+        memories.append(stored_memory(folder / "run/checkpoints/last.ckpt").states)
+    assert torch.equal(*memories)
+    assert len(seen.read_text().split()) == 12 * devices
     for name in ("csv", "second"):
         rows = logged_rows(tmp_path / "run" / name)
         assert [row["step"] for row in rows if "train/nll" in row] == ["3", "6", "9", "12"]

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model, unmarked
+from tests.model.tiny_model import (
+    ENCODINGS,
+    assert_close,
+    random_stream,
+    score_segments,
+    tiny_model,
+    unmarked,
+)
 from tests.training.small_run import add_gradients, bare_module
 from txl_lightning import TransformerXL
 from txl_lightning.data.streams import Batch
@@ -16,12 +23,8 @@ from txl_lightning.training.scoring import scored_positions
 T = 3
 
 
-def batch_of(stream: Tensor, number: int = 0) -> Batch:
-    return Batch(
-        stream[:, :-1],
-        unmarked(stream)[:, 1:],
-        number,
-    )
+def batch_of(stream: Tensor) -> Batch:
+    return Batch(stream[:, :-1], unmarked(stream)[:, 1:], number=0)
 
 
 def module_of(model: TransformerXL, **options: Any) -> LanguageModelModule:
@@ -54,29 +57,18 @@ def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm, gr
     stream = random_stream(2, 4 * T + 1)
     if arm == "documents":
         stream[0, 5] = ~stream[0, 5]
-    ours = add_gradients(module_of(model), batch_of(stream), groups)
+    loss = add_gradients(module_of(model), batch_of(stream), groups)
     found = gradients(model)
-    whole = batch_of(stream)
-    nll, _ = model.score(whole.tokens, whole.targets)
-    loss = nll.mean()
-    loss.backward()
-    assert float(ours) == pytest.approx(loss.item(), abs=1e-12)
-    torch.testing.assert_close(
-        found,
-        gradients(model),
-        rtol=0,
-        atol=1e-10,
-    )
+    expected = score_segments(model, stream, 4 * T)[0].mean()
+    expected.backward()
+    assert_close([loss, found], [expected.detach(), gradients(model)], 1e-10)
 
 
 def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient():
     model = tiny_model(mem_len=4, ext_len=2)
     module = module_of(model)
     memory = None
-    steps = batch_of(random_stream(2, 8 * T)).split(
-        2 * T,
-        2,
-    )
+    steps = batch_of(random_stream(2, 8 * T)).split(2 * T, 2)
     for number, step in enumerate(steps):  # the last one has two segments, of 3 and 2
         add_gradients(module, step._replace(number=number))
         for segment in step.split(T, 2):
@@ -94,10 +86,9 @@ def test_every_segment_of_a_step_counts_its_half(loss):
     model = tiny_model(mem_len=50)
     stream = random_stream(2, 2 * T + 1)
     module = module_of(model, loss=loss)
-    step = batch_of(stream)
-    add_gradients(module, step)
-    nll, _ = model.score(step.tokens, step.targets)
+    add_gradients(module, batch_of(stream))
+    nll, _ = score_segments(model, stream, 2 * T)
     counted = []
-    for i, segment in enumerate(nll.detach().split(T, dim=1)):
+    for i, segment in enumerate(nll.split(T, dim=1)):
         counted.append(segment[:, scored_positions(loss, T, 1, 2 * 5 + i)])
-    assert float(module.loss) == pytest.approx(float(torch.cat(counted, 1).mean()), abs=1e-12)
+    assert float(module.loss) == pytest.approx(torch.cat(counted, 1).mean().item(), abs=1e-12)

@@ -61,28 +61,17 @@ def kill_and_compare(folder: Path, arm: str, n_kills: int) -> bool:
         directory.mkdir(parents=True)
     start(whole, *options).succeed()
     n_ranks = 2 if arm == "two ranks" else 1
-    steps = sorted(
-        random.Random(arm).sample(
-            range(2, STEPS),
-            n_kills,
-        )
-    )
-    for i, step in enumerate(steps):
+    steps = random.Random(arm).sample(range(2, STEPS), n_kills)
+    for i, step in enumerate(sorted(steps)):
         rank = i % n_ranks
         done = start(killed, *options, at=step, signal=signal.SIGKILL, rank=rank).finish()
         is_killed = done.returncode != 0 and not (killed / "run/metrics.json").exists()
-        print(
-            f"{arm}: SIGKILL in step {step} of {STEPS}, rank {rank}: {is_killed}",
-            flush=True,
-        )
+        print(f"{arm}: SIGKILL in step {step} of {STEPS}, rank {rank}: {is_killed}", flush=True)
         if not is_killed:
             return False
     start(killed, *options).succeed()
     found = differences(whole / "run", killed / "run")
-    print(
-        f"{arm}: {', '.join(found) or 'equal to the bit'}",
-        flush=True,
-    )
+    print(f"{arm}: {', '.join(found) or 'equal to the bit'}", flush=True)
     return not found
 
 
@@ -96,10 +85,9 @@ def differences(whole: Path, interrupted: Path) -> list[str]:
 def outcome(run: Path) -> dict[str, Any]:
     """Return everything of a run that must not depend on interruptions."""
     last = run / "checkpoints/last.ckpt"
-    lines = (run / "validation.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    rows += logged_rows(run / "csv")
-    rows.append(json.loads((run / "metrics.json").read_text()))
+    rows = [json.loads((run / "metrics.json").read_text()), *logged_rows(run / "csv")]
+    for line in (run / "validation.jsonl").read_text().splitlines():
+        rows.append(json.loads(line))
     for row in rows:
         for name in VARYING:
             row.pop(name, None)
