@@ -15,7 +15,11 @@ from txl_lightning.model.positions import VisibleKeys, attention_mask
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-PARAMETERS = {"b": {"r_HSE"}, "c": {"u_HE"}, "d": {"r_HSE", "v_HE"}}  # of each term
+PARAMETERS = {
+    "b": {"r_HSE"},
+    "c": {"u_HE"},
+    "d": {"r_HSE", "v_HE"},
+}  # of each term
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,13 @@ class Problem:
         return tensors
 
     def visible(self, like: Tensor) -> VisibleKeys:
-        mask_TK = attention_mask(self.T, self.M, self.filled, self.attention_len, like)
+        mask_TK = attention_mask(
+            self.T,
+            self.M,
+            self.filled,
+            self.attention_len,
+            like,
+        )
         if self.documents:  # the second stream begins one at its fourth token
             hidden = torch.zeros_like(mask_TK)
             hidden[3:, : self.M + 3] = float("-inf")

@@ -44,7 +44,10 @@ def naive_heads(states: Tensor, i: int, w: Any, problem: Any) -> Tensor:
     """The heads of query i of one stream, whose segment begins at key M."""
     M, filled = problem["memory"]
     attention_len = problem["attention_len"] or len(states)
-    first = max(M - filled, i - attention_len + 1)
+    first = max(
+        M - filled,
+        i - attention_len + 1,
+    )
     heads = []
     for h in range(problem["H"]):
         q = w["W_q"][h] @ states[i]
@@ -94,11 +97,21 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem, seed
         return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
 
     w = {name: random(H, E, D) for name in ("W_q", "W_kE", "W_v", "W_kR")}
-    w |= {"W_o": random(D, H * E), "u": random(H, E), "v": random(H, E)}
+    w |= {
+        "W_o": random(D, H * E),
+        "u": random(H, E),
+        "v": random(H, E),
+    }
     hidden = random(B, T, D)
     memory = random(B, M, D)
 
-    config = TransformerXLConfig(1, d_model=D, n_head=H, d_head=E, terms=terms)
+    config = TransformerXLConfig(
+        1,
+        d_model=D,
+        n_head=H,
+        d_head=E,
+        terms=terms,
+    )
     attention = Attention(config).double()
     matrices = []
     if set("ab") & set(terms):
@@ -112,18 +125,39 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem, seed
     names = {name for name, _ in attention.named_parameters()}
     assert names == set(state), "there are no weights that no term needs"
 
-    sinusoids_SD = sinusoids_of_distances(M + T, D, problem["clamp_len"], hidden)
+    sinusoids_SD = sinusoids_of_distances(
+        M + T,
+        D,
+        problem["clamp_len"],
+        hidden,
+    )
     positions = LayerPositions(w["u"], w["v"], sinusoids_SD).of_terms(terms)
     attention_len = problem["attention_len"]
     mask_TK = attention_mask(T, M, filled, attention_len, hidden)
-    visible = VisibleKeys(mask_TK, sees_memory=filled == M and attention_len is None)
+    visible = VisibleKeys(
+        mask_TK,
+        sees_memory=filled == M and attention_len is None,
+    )
     inputs = (hidden, memory, positions, visible)
     fast = torch.func.functional_call(attention, state, inputs)
     naive = naive_attention(hidden, memory, w, problem)
-    assert_same_gradients(fast, naive, [hidden, memory, *w.values()])
+    assert_same_gradients(
+        fast,
+        naive,
+        [hidden, memory, *w.values()],
+    )
 
 
 def test_far_positions_are_precise_in_single_precision():
-    positions = sinusoids_of_distances(5000, 6, -1, torch.zeros(1))
+    positions = sinusoids_of_distances(
+        5000,
+        6,
+        -1,
+        torch.zeros(1),
+    )
     assert positions.dtype == torch.float32
-    assert_close(positions[0].double(), R(5000, 6), 1e-07)
+    assert_close(
+        positions[0].double(),
+        R(5000, 6),
+        1e-07,
+    )

@@ -54,7 +54,11 @@ def compare(problem: Problem, route: Any, compute: Any = heads_and_gradients) ->
     if DEVICE == "cuda":
         dtype = torch.float32
         tolerances = SINGLE
-    results = compute(problem, lambda inputs: route(inputs, NO_DROPOUT), dtype)
+    results = compute(
+        problem,
+        lambda inputs: route(inputs, NO_DROPOUT),
+        dtype,
+    )
     results = {name: x.double() for name, x in results.items()}
     torch.testing.assert_close(results, expected, **tolerances)
 
@@ -81,7 +85,10 @@ def test_blocks_of_queries_without_gradient(problem, monkeypatch):
 @pytest.mark.skipif(DEVICE == "cuda", reason="groups are for the CPU")
 @pytest.mark.parametrize(
     "problem",
-    [Problem(T=9, M=60, filled=60), Problem("cd", table=True, T=9, M=60, filled=17)],
+    [
+        Problem(T=9, M=60, filled=60),
+        Problem("cd", table=True, T=9, M=60, filled=17),
+    ],
     ids=str,
 )
 def test_groups_of_heads_with_mostly_memory(problem, monkeypatch):
@@ -98,10 +105,19 @@ def test_groups_of_heads_with_mostly_memory(problem, monkeypatch):
 def test_blocks_in_bfloat16(monkeypatch):
     monkeypatch.setattr(attention, "TRAINING_BLOCK", {torch.bfloat16: 8})
     expected = heads_and_gradients(Problem(), judge, torch.bfloat16)
-    results = heads_and_gradients(Problem(), lambda x: attend(x, NO_DROPOUT), torch.bfloat16)
+    results = heads_and_gradients(
+        Problem(),
+        lambda x: attend(x, NO_DROPOUT),
+        torch.bfloat16,
+    )
     for name, value in expected.items():
         largest = value.abs().max().item()
-        torch.testing.assert_close(results[name], value, rtol=0.05, atol=0.05 * largest)
+        torch.testing.assert_close(
+            results[name],
+            value,
+            rtol=0.05,
+            atol=0.05 * largest,
+        )
 
 
 def test_a_step_on_the_cpu_computes_the_scores_on_the_page(monkeypatch):
@@ -120,7 +136,13 @@ def test_elsewhere_torchs_kernel_computes(monkeypatch):
 
 
 def test_probabilities_that_are_computed_again_are_dropped_alike(monkeypatch):
-    problem = Problem(T=20, M=4, filled=4, H=2, E=4)
+    problem = Problem(
+        T=20,
+        M=4,
+        filled=4,
+        H=2,
+        E=4,
+    )
 
     def with_dropout(inputs):
         torch.manual_seed(2)
@@ -128,7 +150,11 @@ def test_probabilities_that_are_computed_again_are_dropped_alike(monkeypatch):
 
     monkeypatch.setattr(attention, "TRAINING_BLOCK", {torch.float64: 7})
     again = heads_and_gradients(problem, with_dropout, torch.float64)
-    monkeypatch.setattr(attention, "checkpoint", lambda f, *args, **options: f(*args))
+    monkeypatch.setattr(
+        attention,
+        "checkpoint",
+        lambda f, *args, **options: f(*args),
+    )
     stored = heads_and_gradients(problem, with_dropout, torch.float64)
     assert_close(again, stored, 0)
 
@@ -143,7 +169,13 @@ def test_no_probabilities_are_stored():
 
     T = 512
     M = 512
-    problem = Problem(T=T, M=M, filled=M, H=2, E=4)
+    problem = Problem(
+        T=T,
+        M=M,
+        filled=M,
+        H=2,
+        E=4,
+    )
     tensors = problem.tensors(torch.float32)
     for tensor in tensors.values():
         tensor.requires_grad_()
@@ -226,7 +258,17 @@ def test_a_kernel_replaces_attention_with_the_documented_arguments():
 
     def kernel(q, k, r, u, v, values, visible, dropout, bias, terms):
         calls.append(terms)
-        inputs = AttentionInputs(q, k, values, r, u, v, bias, terms, visible)
+        inputs = AttentionInputs(
+            q,
+            k,
+            values,
+            r,
+            u,
+            v,
+            bias,
+            terms,
+            visible,
+        )
         return attend_as_written(inputs, dropout)
 
     for layer in model.layers:

@@ -36,7 +36,11 @@ def random_state(model: RecurrentLanguageModel, n_streams: int) -> RecurrentStat
     return RecurrentState(random(*shape), random(*shape))
 
 
-SEGMENTS = st.lists(st.integers(1, 9), min_size=2, max_size=6)
+SEGMENTS = st.lists(
+    st.integers(1, 9),
+    min_size=2,
+    max_size=6,
+)
 
 
 @settings(max_examples=30)
@@ -48,7 +52,11 @@ SEGMENTS = st.lists(st.integers(1, 9), min_size=2, max_size=6)
 def test_segments_do_not_matter(cell, adaptive, segments):
     model = tiny_model(cell=cell, **adaptive)
     stream = random_stream(2, sum(segments) + 1)
-    whole, after_whole = score_segments(model, stream, [sum(segments)])
+    whole, after_whole = score_segments(
+        model,
+        stream,
+        [sum(segments)],
+    )
     cut, after_cut = score_segments(model, stream, segments)
     assert_close(cut, whole)
     assert_close(after_cut.state_dict(), after_whole.state_dict())
@@ -56,22 +64,39 @@ def test_segments_do_not_matter(cell, adaptive, segments):
 
 def test_the_layers_are_those_of_torchs_lstm():
     model = tiny_model(cell="lstm")
-    lstm = nn.LSTM(8, 8, num_layers=3, batch_first=True, dtype=torch.float64)
+    lstm = nn.LSTM(
+        8,
+        8,
+        num_layers=3,
+        batch_first=True,
+        dtype=torch.float64,
+    )
     for n, layer in enumerate(model.layers):
         for name, weight in layer.lstm.named_parameters():
             lstm.get_parameter(name.replace("l0", f"l{n}")).data = weight.data
     stream = random_stream(2, 7)
     state = random_state(model, 2)
-    outputs, (h, c) = lstm(model.embedding(stream), (state.previous, state.cells))
+    outputs, (h, c) = lstm(
+        model.embedding(stream),
+        (state.previous, state.cells),
+    )
     hidden, after = model(stream, state)
-    assert_close((hidden, after.previous, after.cells), (outputs, h, c))
+    assert_close(
+        (hidden, after.previous, after.cells),
+        (outputs, h, c),
+    )
 
 
 @pytest.mark.parametrize("cell", ["lstm", "qrnn"])
 def test_no_gradient_enters_or_leaves_a_state(cell):
     model = tiny_model(cell=cell)
     state = random_state(model, 2)
-    nll, after = score_segments(model, random_stream(2, 6), 5, state)
+    nll, after = score_segments(
+        model,
+        random_stream(2, 6),
+        5,
+        state,
+    )
     nll.sum().backward()
     assert not after.previous.requires_grad
     assert not after.cells.requires_grad
@@ -81,7 +106,10 @@ def test_no_gradient_enters_or_leaves_a_state(cell):
 
 @pytest.mark.parametrize(
     ("cell", "n_parameters", "bound"),
-    [("lstm", 8 * 64**2 + 8 * 64, 64**-0.5), ("qrnn", 6 * 64**2 + 3 * 64, 128**-0.5)],
+    [
+        ("lstm", 8 * 64**2 + 8 * 64, 64**-0.5),
+        ("qrnn", 6 * 64**2 + 3 * 64, 128**-0.5),
+    ],
 )
 def test_parameters_and_their_start(cell, n_parameters, bound):
     torch.manual_seed(0)
@@ -96,17 +124,33 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
-@pytest.mark.parametrize("T", [*range(1, 18), 31, 32, 33, 100, 257])
+@pytest.mark.parametrize(
+    "T",
+    [*range(1, 18), 31, 32, 33, 100, 257],
+)
 def test_pooling_over_time_equals_a_loop(T):
     """With some gates of exactly or almost 0 or 1."""
-    forget = F.hardtanh(1.04 * (6 * random(2, T, 3)).sigmoid() - 0.02, 0, 1)
-    inputs = [forget, random(2, T, 3), random(2, 3)]
+    forget = F.hardtanh(
+        1.04 * (6 * random(2, T, 3)).sigmoid() - 0.02,
+        0,
+        1,
+    )
+    inputs = [
+        forget,
+        random(2, T, 3),
+        random(2, 3),
+    ]
     cells = []
     cell = inputs[2]
     for f, z in zip(forget.unbind(1), inputs[1].unbind(1), strict=True):
         cell = f * cell + (1 - f) * z
         cells.append(cell)
-    assert_same_gradients(forget_mult(*inputs), torch.stack(cells, dim=1), inputs, 1e-12)
+    assert_same_gradients(
+        forget_mult(*inputs),
+        torch.stack(cells, dim=1),
+        inputs,
+        1e-12,
+    )
 
 
 def test_qrnn_is_the_papers_formula_token_by_token():
@@ -115,13 +159,19 @@ def test_qrnn_is_the_papers_formula_token_by_token():
     previous = random(2, 4)
     cell = random(2, 4)
     outputs, last_x, last_c = layer(x, previous, cell)
-    W, V = layer.gates.weight.split(4, dim=1)
+    W, V = layer.gates.weight.split(
+        4,
+        dim=1,
+    )
     for t in range(6):
         gates = x[:, t] @ W.T + previous @ V.T + layer.gates.bias
         z, f, o = gates.chunk(3, dim=1)
         cell = f.sigmoid() * cell + (1 - f.sigmoid()) * z.tanh()
         previous = x[:, t]
-        assert_close(outputs[:, t], o.sigmoid() * cell)
+        assert_close(
+            outputs[:, t],
+            o.sigmoid() * cell,
+        )
     assert_close(last_c, cell)
     assert torch.equal(last_x, previous)
 

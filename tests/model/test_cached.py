@@ -74,10 +74,17 @@ def test_with_any_options_and_segments(encoding, options, segments, n_streams):
     assert_same(model, random_stream(n_streams, sum(segments)), segments)
 
 
-@pytest.mark.parametrize(("encoding", "T"), product_of(["relative", "rope", "alibi"], [1, 3]))
+@pytest.mark.parametrize(
+    ("encoding", "T"),
+    product_of(["relative", "rope", "alibi"], [1, 3]),
+)
 @torch.no_grad()
 def test_the_window_slides_many_times_over_one_buffer(encoding, T):
-    model = tiny_model(**ENCODINGS[encoding], mem_len=5, same_length=True)
+    model = tiny_model(
+        **ENCODINGS[encoding],
+        mem_len=5,
+        same_length=True,
+    )
     stream = random_stream(2, 118)
     expected, _ = score_segments(model, stream, [117])  # same_length: segments do not matter
     cached = CachedTransformerXL(model)
@@ -85,7 +92,12 @@ def test_the_window_slides_many_times_over_one_buffer(encoding, T):
     losses = []
     buffers = []
     for first in range(0, 117, T):
-        nll, memory = score_segments(cached, stream[:, first : first + T + 1], T, memory)
+        nll, memory = score_segments(
+            cached,
+            stream[:, first : first + T + 1],
+            T,
+            memory,
+        )
         losses.append(nll)
         buffers.append(memory.buffer_NPXCE.data_ptr())
     assert_close(torch.cat(losses, dim=1), expected)
@@ -99,7 +111,10 @@ def test_a_memory_can_be_given_once_and_copied_before():
     stream = random_stream(2, 12)
     _, memory = cached(stream[:, :6])
     twin = memory.copy()
-    first, _ = cached(stream[:, 6:], memory)
+    first, _ = cached(
+        stream[:, 6:],
+        memory,
+    )
     for use in (lambda: cached(stream[:, 6:], memory), memory.copy):
         with pytest.raises(ValueError, match="this memory is spent"):
             use()
@@ -107,7 +122,10 @@ def test_a_memory_can_be_given_once_and_copied_before():
         cached(stream[:1, 6:], twin)
     with pytest.raises(ValueError, match="made by another CachedTransformerXL"):
         cached.with_lengths()(stream[:, 6:], twin)
-    second, _ = cached(stream[:, 6:], twin)
+    second, _ = cached(
+        stream[:, 6:],
+        twin,
+    )
     assert torch.equal(first, second)
 
 
@@ -134,7 +152,11 @@ def test_changed_weights_are_refused_and_a_new_object_computes_with_them(change)
             use()
     expected = outputs(model, stream, [6, 6])
     tolerance = 1e-4 if change is TransformerXL.float else 1e-9
-    assert_close(outputs(cached.with_lengths(), stream, [6, 6]), expected, tolerance)
+    assert_close(
+        outputs(cached.with_lengths(), stream, [6, 6]),
+        expected,
+        tolerance,
+    )
 
 
 def test_torch_counts_changes_in_place_except_those_of_a_fused_optimizer():
@@ -161,7 +183,11 @@ def test_gradients_and_dropout_are_refused():
 
 def test_in_inference_mode():
     with torch.inference_mode():
-        assert_same(tiny_model(), random_stream(2, 12), [3] * 4)
+        assert_same(
+            tiny_model(),
+            random_stream(2, 12),
+            [3] * 4,
+        )
 
 
 @pytest.mark.parametrize("encoding", ["relative", "shaw", "rope"])
@@ -181,7 +207,10 @@ def test_keys_and_values_have_the_type_that_autocast_computes_in(encoding):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("arm", "n_targets"), product_of(CACHEABLE, [1, 3, 8]))
+@pytest.mark.parametrize(
+    ("arm", "n_targets"),
+    product_of(CACHEABLE, [1, 3, 8]),
+)
 def test_the_last_layer_needs_queries_of_the_scored_tokens_only(arm, n_targets):
     model = tiny_model(**STATEFUL[arm])
     stream = random_stream(2, 17)
@@ -189,8 +218,20 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(arm, n_targets):
     second = stream[:, 9:]
     expected = hidden_states(model, stream, [9, 8])[:, 9:]
     for scorer in (model, CachedTransformerXL(model)):
-        hidden, _ = scorer(second, scorer(first)[1], n_last=n_targets)
-        assert_close(hidden, expected[:, 8 - n_targets :], 1e-10)
+        hidden, _ = scorer(
+            second,
+            scorer(first)[1],
+            n_last=n_targets,
+        )
+        assert_close(
+            hidden,
+            expected[:, 8 - n_targets :],
+            1e-10,
+        )
     for places in ([0, 3, 7], [5]):
-        hidden, _ = model(second, model(first)[1], places_Q=torch.tensor(places))
+        hidden, _ = model(
+            second,
+            model(first)[1],
+            places_Q=torch.tensor(places),
+        )
         assert_close(hidden, expected[:, places], 1e-10)

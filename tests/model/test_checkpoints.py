@@ -44,7 +44,12 @@ def test_round_trip_is_bit_equal(family, options):
     model = tiny_model(**{"memory_start": "zeros", **options})
     again = load(*export(model))
     assert again.config == model.config
-    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(
+        again.state_dict(),
+        model.state_dict(),
+        rtol=0,
+        atol=0,
+    )
 
 
 def test_shared_biases_are_found_in_the_layers_of_huggingface():

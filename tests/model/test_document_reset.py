@@ -48,17 +48,33 @@ def marked(stream: Tensor, starts: list[list[int]]) -> Tensor:
 def scored(model: Any, stream: Tensor, start: int = 0) -> Tensor:
     """Losses after the tokens from `start` on, in segments that end at multiples of T."""
     targets = unmarked(stream)
-    cuts = [start, *range(start - start % T + T, L - 1, T), L - 1]
+    cuts = [
+        start,
+        *range(start - start % T + T, L - 1, T),
+        L - 1,
+    ]
     memory = None
     losses = []
     for first, stop in pairwise(cuts):
         tokens = stream[:, max(start, first - model.config.ext_len) : stop]
-        nll, memory = model.score(tokens, targets[:, first + 1 : stop + 1], memory)
+        nll, memory = model.score(
+            tokens,
+            targets[:, first + 1 : stop + 1],
+            memory,
+        )
         losses.append(nll)
     return torch.cat(losses, dim=1)
 
 
-places = st.lists(st.lists(st.integers(0, L - 1), unique=True, max_size=6), min_size=B, max_size=B)
+places = st.lists(
+    st.lists(
+        st.integers(0, L - 1),
+        unique=True,
+        max_size=6,
+    ),
+    min_size=B,
+    max_size=B,
+)
 
 
 @settings(max_examples=12)
@@ -84,11 +100,22 @@ def test_a_document_scores_as_it_does_alone_in_a_stream(starts, encoding, length
             edges = sorted({0, *starts[row], L - 1})
             for first, stop in pairwise(edges):
                 # Later text is left in place: absolute positions count from the end of a segment.
-                alone = scored(plain, stream[row : row + 1], first)
-                assert_close(together[row, first:stop], alone[0, : stop - first])
+                alone = scored(
+                    plain,
+                    stream[row : row + 1],
+                    first,
+                )
+                assert_close(
+                    together[row, first:stop],
+                    alone[0, : stop - first],
+                )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16],
+    ids=str,
+)
 @torch.no_grad()
 def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
     """Fused attention reads keys in blocks of some hundreds."""
@@ -97,8 +124,16 @@ def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
     for change in (0, 1):
         stream = random_stream(1, 1601)
         stream[:, :1300] = (stream[:, :1300] + change) % model.config.vocab_size
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            nll, _ = score_segments(model, marked(stream, [[1300]]), [1280, 320])
+        with torch.autocast(
+            "cpu",
+            torch.bfloat16,
+            enabled=dtype == torch.bfloat16,
+        ):
+            nll, _ = score_segments(
+                model,
+                marked(stream, [[1300]]),
+                [1280, 320],
+            )
         losses.append(nll)
     assert torch.equal(losses[0][:, 1300:], losses[1][:, 1300:])
     assert not torch.equal(losses[0], losses[1])

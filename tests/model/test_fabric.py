@@ -41,4 +41,7 @@ def test_score_has_the_precision_of_a_call(precision):
         expected = torch.float32
     assert types == [expected] * 2
     probabilities = model.log_probabilities(hidden).exp()
-    torch.testing.assert_close(probabilities.sum(-1), torch.ones(2, 9))
+    torch.testing.assert_close(
+        probabilities.sum(-1),
+        torch.ones(2, 9),
+    )

@@ -23,7 +23,10 @@ MODELS = {
 
 
 def drawn(model: Any, prompt: Tensor, n_tokens: int, **options: Any) -> Tensor:
-    return torch.stack(list(generate(model, prompt, n_tokens, **options)), dim=1)
+    return torch.stack(
+        list(generate(model, prompt, n_tokens, **options)),
+        dim=1,
+    )
 
 
 def allowed(
@@ -57,7 +60,14 @@ CUT = {
 def test_tokens_follow_the_models_distribution(name, cut):
     model = MODELS[name]()
     context = random_stream(1, 7)
-    tokens = drawn(model, context.expand(4000, -1), 2, seed=3, segment_len=4, **CUT[cut])
+    tokens = drawn(
+        model,
+        context.expand(4000, -1),
+        2,
+        seed=3,
+        segment_len=4,
+        **CUT[cut],
+    )
     for position in range(2):
         with torch.no_grad():  # the whole context in one segment
             p_V = model.log_probabilities(model(context)[0])[0, -1].exp()
@@ -71,7 +81,10 @@ def test_tokens_follow_the_models_distribution(name, cut):
         # Continue with the streams that share a context.
         commonest = drawn_here.mode().values
         tokens = tokens[drawn_here == commonest]
-        context = torch.cat([context, commonest.view(1, 1)], dim=1)
+        context = torch.cat(
+            [context, commonest.view(1, 1)],
+            dim=1,
+        )
 
 
 WRONG = [
@@ -90,9 +103,16 @@ WRONG = [
 
 @pytest.mark.parametrize(("option", "value"), WRONG)
 def test_an_option_that_is_not_allowed_is_named_at_once(option, value):
-    options = {"n_tokens": 3, "prompt_BT": random_stream(1, 3), option: value}
+    options = {
+        "n_tokens": 3,
+        "prompt_BT": random_stream(1, 3),
+        option: value,
+    }
     model = tiny_model(mem_len=options.pop("mem_len", 4))
-    with pytest.raises(OptionError, match=f"^{option.removesuffix('_BT')}=.*: must (be|have)"):
+    with pytest.raises(
+        OptionError,
+        match=f"^{option.removesuffix('_BT')}=.*: must (be|have)",
+    ):
         generate(model, **options)
 
 
@@ -139,15 +159,35 @@ def test_prompts_of_different_lengths_are_refused_by_a_model_for_one_length(name
     assert drawn(model, stream[:3].expand(2, -1), 2).shape == (2, 2)
 
 
-@pytest.mark.parametrize(("name", "top_k"), product_of(UNEQUAL, [1, 5]))
+@pytest.mark.parametrize(
+    ("name", "top_k"),
+    product_of(UNEQUAL, [1, 5]),
+)
 def test_prompts_of_different_lengths_are_continued_as_each_is_alone(name, top_k):
     model = tiny_model(**UNEQUAL[name]).eval()
     stream = random_stream(1, 90)[0]
-    prompts = [stream[:7], stream[:1], stream, stream[50:57]]
+    prompts = [
+        stream[:7],
+        stream[:1],
+        stream,
+        stream[50:57],
+    ]
     options = {"top_k": top_k, "segment_len": 32}
-    together = generate_all(model, prompts, 8, seed=[4, 5, 6, 7], **options)
+    together = generate_all(
+        model,
+        prompts,
+        8,
+        seed=[4, 5, 6, 7],
+        **options,
+    )
     for row, prompt in enumerate(prompts):
-        alone = drawn(model, prompt[None], 8, seed=4 + row, **options)
+        alone = drawn(
+            model,
+            prompt[None],
+            8,
+            seed=4 + row,
+            **options,
+        )
         assert torch.equal(together[row], alone[0])
 
 
@@ -156,7 +196,12 @@ def test_a_seed_or_a_generator_leaves_the_global_random_state_alone():
     prompt = random_stream(1, 5)
     state = torch.get_rng_state()
     seeded = drawn(model, prompt, 20, seed=2)
-    generated = drawn(model, prompt, 20, seed=torch.Generator().manual_seed(2))
+    generated = drawn(
+        model,
+        prompt,
+        20,
+        seed=torch.Generator().manual_seed(2),
+    )
     assert torch.equal(seeded, generated)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -173,7 +218,10 @@ class Reading:
         return tokens_BT[..., None].float(), None
 
     def log_probabilities(self, hidden_BTD: Tensor) -> Tensor:
-        log_probabilities_BTV = torch.full((1, 1, VOCABULARY), -torch.inf)
+        log_probabilities_BTV = torch.full(
+            (1, 1, VOCABULARY),
+            -torch.inf,
+        )
         log_probabilities_BTV[..., next(self.tokens)] = 0.0
         return log_probabilities_BTV
 
@@ -183,8 +231,28 @@ class Reading:
 def test_a_drawn_start_begins_a_document_and_in_closed_ones_the_second_of_two(segment_len, closed):
     model = Reading(9, 9, 9, 5)
     prompt = torch.tensor([[9, 2, 3, 9, 9, 4, 9, ~9, 9]])
-    drawn(model, prompt, 4, segment_len=segment_len, document_start=9, closed_documents=closed)
-    second = [9, 2, 3, 9, ~9, 4, 9, ~9, 9, ~9, 9, ~9]
+    drawn(
+        model,
+        prompt,
+        4,
+        segment_len=segment_len,
+        document_start=9,
+        closed_documents=closed,
+    )
+    second = [
+        9,
+        2,
+        3,
+        9,
+        ~9,
+        4,
+        9,
+        ~9,
+        9,
+        ~9,
+        9,
+        ~9,
+    ]
     assert model.read == (second if closed else [~9 if token == 9 else token for token in second])
 
 

@@ -25,7 +25,14 @@ STEPS = 20
 
 def loss_curve(**options: object) -> list[float]:
     """Mean loss of every step of Adam on streams of arithmetic, the memory carried along."""
-    sizes = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "mem_len": 8}
+    sizes = {
+        "n_layer": 2,
+        "d_model": 16,
+        "n_head": 2,
+        "d_head": 8,
+        "d_inner": 32,
+        "mem_len": 8,
+    }
     config = TransformerXLConfig(VOCABULARY, **{**sizes, "dropout": 0.0, **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -35,14 +42,22 @@ def loss_curve(**options: object) -> list[float]:
             model = TransformerXL(config)
         finally:
             torch.set_default_dtype(torch.float32)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-5)
+        optimizer = torch.optim.Adam(
+            model.parameters(),
+            lr=1e-2,
+            eps=1e-5,
+        )
         time = torch.arange(STEPS * SEGMENT + 1)
         stream = torch.stack([(3 * time + 5 * b + time // 7) % VOCABULARY for b in range(STREAMS)])
         memory = None
         losses = []
         for start in range(0, STEPS * SEGMENT, SEGMENT):
             window = stream[:, start : start + SEGMENT + 1]
-            nll, memory = model.score(window[:, :-1], window[:, 1:], memory)
+            nll, memory = model.score(
+                window[:, :-1],
+                window[:, 1:],
+                memory,
+            )
             optimizer.zero_grad()
             nll.mean().backward()
             optimizer.step()

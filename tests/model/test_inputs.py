@@ -15,7 +15,10 @@ T = 4
 NO_TOKENS = "^vocab_size=None: must be given for tokens and losses; without it give inputs_BTD$"
 
 
-@pytest.mark.parametrize(("arm", "mode"), product_of(STATEFUL, ["train", "evaluate", "cached"]))
+@pytest.mark.parametrize(
+    ("arm", "mode"),
+    product_of(STATEFUL, ["train", "evaluate", "cached"]),
+)
 def test_inputs_take_the_place_of_the_scaled_embeddings(arm, mode):
     dropout = 0.1 if mode == "train" else 0.0
     model = tiny_model(**{**STATEFUL[arm], "dropout": dropout})
@@ -27,10 +30,19 @@ def test_inputs_take_the_place_of_the_scaled_embeddings(arm, mode):
     with torch.set_grad_enabled(scorer is model):
         torch.manual_seed(0)
         _, memory = scorer(stream[:, :T])
-        expected, _ = scorer(stream[:, T:], memory, n_last=3)
+        expected, _ = scorer(
+            stream[:, T:],
+            memory,
+            n_last=3,
+        )
         torch.manual_seed(0)
         _, memory = scorer(inputs_BTD=inputs[:, :T])
-        hidden, _ = scorer(None, memory, n_last=3, inputs_BTD=inputs[:, T:])
+        hidden, _ = scorer(
+            None,
+            memory,
+            n_last=3,
+            inputs_BTD=inputs[:, T:],
+        )
     # Not the same bits: AVX2's products depend on places in memory.
     assert_close(hidden, expected, 1e-12)
 
@@ -42,7 +54,13 @@ def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax
     missing = bare.load_state_dict(model.state_dict(), strict=False)
     assert missing.missing_keys == []
     assert {key.split(".")[0] for key in missing.unexpected_keys} == {"embedding", "softmax"}
-    inputs = torch.randn(2, T, 8, dtype=torch.float64, requires_grad=True)
+    inputs = torch.randn(
+        2,
+        T,
+        8,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     hidden, _ = bare(inputs_BTD=inputs)
     assert torch.equal(hidden, model(inputs_BTD=inputs)[0])
     hidden.square().sum().backward()
@@ -76,7 +94,10 @@ WIDE = re.escape("inputs_BTD of shape (2, 4, 5): D must be d_model=8")
 def test_inputs_that_do_not_fit_are_refused(scorer):
     model = tiny_model(cell="lstm") if scorer == "lstm" else tiny_model()
     called = CachedTransformerXL(model) if scorer == "cached" else model
-    both = {"tokens_BT": random_stream(2, T), "inputs_BTD": torch.zeros(2, T, 8).double()}
+    both = {
+        "tokens_BT": random_stream(2, T),
+        "inputs_BTD": torch.zeros(2, T, 8).double(),
+    }
     wide = {"inputs_BTD": torch.zeros(2, T, 5).double()}
     for given, words in (({}, LACKING), (both, LACKING), (wide, WIDE)):
         with pytest.raises(ValueError, match=f"^{words}$"):

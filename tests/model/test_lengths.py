@@ -25,7 +25,14 @@ from txl_lightning.model.inference.cached import can_cache
 B = 4
 T = 5
 LENGTHS = torch.tensor(  # of each segment
-    [[5, 2, 0, 1], [0, 5, 3, 5], [4, 1, 5, 0], [1, 1, 1, 1], [2, 5, 4, 3], [5, 5, 5, 5]]
+    [
+        [5, 2, 0, 1],
+        [0, 5, 3, 5],
+        [4, 1, 5, 0],
+        [1, 1, 1, 1],
+        [2, 5, 4, 3],
+        [5, 5, 5, 5],
+    ]
 )
 
 
@@ -47,8 +54,14 @@ def test_selected_streams_continue_as_they_would_in_their_places(arm):
     for scorer in scorers:
         _, memory = scorer(stream[:, :T])
         some = memory.select(torch.tensor(indices))
-        hidden, _ = scorer(stream[:, T:], memory)
-        selected, _ = scorer(stream[indices, T:], some)
+        hidden, _ = scorer(
+            stream[:, T:],
+            memory,
+        )
+        selected, _ = scorer(
+            stream[indices, T:],
+            some,
+        )
         assert_close(selected, hidden[indices])
 
 
@@ -78,7 +91,11 @@ def scored_alone(model: Any, stream: Tensor) -> Tensor:
     for b in range(B):
         lengths = LENGTHS[:, b]
         end = int(lengths.sum()) + 1
-        nll, _ = score_segments(model, stream[b : b + 1, :end], lengths[lengths > 0].tolist())
+        nll, _ = score_segments(
+            model,
+            stream[b : b + 1, :end],
+            lengths[lengths > 0].tolist(),
+        )
         losses.append(nll[0])
     return torch.cat(losses)
 
@@ -86,11 +103,18 @@ def scored_alone(model: Any, stream: Tensor) -> Tensor:
 RAGGED = [arm for arm in CACHEABLE if "ext_len" not in STATEFUL[arm]]
 
 
-@pytest.mark.parametrize(("arm", "mode"), product_of(RAGGED, ["gradients", "cached"]))
+@pytest.mark.parametrize(
+    ("arm", "mode"),
+    product_of(RAGGED, ["gradients", "cached"]),
+)
 def test_padding_never_enters_the_memory_of_a_stream(arm, mode):
     """Losses and gradients are those of every stream alone, without padding."""
     model = tiny_model(**STATEFUL[arm])
-    stream = stream_of(model, B, int(LENGTHS.sum(dim=0).max()) + 1)
+    stream = stream_of(
+        model,
+        B,
+        int(LENGTHS.sum(dim=0).max()) + 1,
+    )
     if mode == "gradients":
         together = scored_together(model, stream)
         parameters = list(model.parameters())
@@ -109,7 +133,10 @@ def test_a_model_that_needs_streams_of_one_length_says_so(arm):
         tiny_model(**STATEFUL[arm]).score(tokens, tokens, None, torch.tensor([5, 2]))
 
 
-@pytest.mark.parametrize("lengths", [[5, 6], [-1, 5]])
+@pytest.mark.parametrize(
+    "lengths",
+    [[5, 6], [-1, 5]],
+)
 def test_lengths_that_cannot_be_are_refused_in_one_line(lengths):
     tokens = random_stream(2, T)
     words = re.escape(f"lengths_B={lengths}: must be 2 lengths from 0 to 5")

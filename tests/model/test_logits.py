@@ -29,7 +29,11 @@ def caught(**options: object) -> list[tuple[Attention, AttentionInputs]]:
     stream = random_stream(2, 8)
     with torch.no_grad():
         _, memory = model(stream[:, :5])
-        seen, _ = attention_inputs(model, stream[:, 5:], memory)
+        seen, _ = attention_inputs(
+            model,
+            stream[:, 5:],
+            memory,
+        )
     assert len(seen) == 2
     return seen
 

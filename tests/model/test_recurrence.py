@@ -22,7 +22,11 @@ from txl_lightning.model.baselines import RecurrentState
 from txl_lightning.variants.compressive import CompressiveMemory
 from txl_lightning.variants.memory_tokens import TokenMemory
 
-cuts = st.lists(st.integers(1, 6), min_size=2, max_size=5)  # lengths of segments
+cuts = st.lists(
+    st.integers(1, 6),
+    min_size=2,
+    max_size=5,
+)  # lengths of segments
 architectures = st.fixed_dictionaries({"pre_norm": st.booleans(), "untie_biases": st.booleans()})
 clamps = st.sampled_from([-1, 0, 1, 3])
 
@@ -64,7 +68,12 @@ def test_with_enough_memory_or_same_length_segments_do_not_matter(
 
 
 @settings(max_examples=20)
-@given(architectures, st.booleans(), cuts, st.integers(0, 12))
+@given(
+    architectures,
+    st.booleans(),
+    cuts,
+    st.integers(0, 12),
+)
 def test_a_static_memory_computes_what_a_growing_one_does(
     architecture, same_length, segments, mem_len
 ):
@@ -74,7 +83,10 @@ def test_a_static_memory_computes_what_a_growing_one_does(
     assert_close(static_nll, growing_nll)
     assert static.length == model.config.memory_slots
     assert static.filled == growing.filled
-    assert_close(static.states[:, :, static.length - growing.length :], growing.states)
+    assert_close(
+        static.states[:, :, static.length - growing.length :],
+        growing.states,
+    )
 
 
 @pytest.mark.parametrize("n_layer", [1, 4, 6])
@@ -114,7 +126,12 @@ def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():
 HIDDEN = torch.randn(2, 6, 3, 4)
 STATES = {
     "memory": Memory(HIDDEN, filled=2, first_column=10),
-    "documents": Memory(HIDDEN, filled=3, in_document_B=torch.arange(6), first_column=10),
+    "documents": Memory(
+        HIDDEN,
+        filled=3,
+        in_document_B=torch.arange(6),
+        first_column=10,
+    ),
     "memory tokens": TokenMemory(
         HIDDEN, filled=2, tokens_nBD=torch.randn(5, 6, 4), first_column=10
     ),
@@ -131,12 +148,22 @@ STATES = {
 def test_streams_join_in_any_order_and_survive_a_file(name):
     state = STATES[name]
     kind = type(state)
-    parts = [state.streams(4, 6), state.streams(0, 1), state.streams(1, 4)]
+    parts = [
+        state.streams(4, 6),
+        state.streams(0, 1),
+        state.streams(1, 4),
+    ]
     assert [part.first_column for part in parts] == [14, 10, 11]
     again = through_a_file(kind.join(parts).to("cpu"))
     assert_close(again.state_dict(), state.state_dict(), 0)
-    gap = [state.streams(0, 2), state.streams(3, 6)]
-    overlap = [state.streams(0, 3), state.streams(2, 6)]
+    gap = [
+        state.streams(0, 2),
+        state.streams(3, 6),
+    ]
+    overlap = [
+        state.streams(0, 3),
+        state.streams(2, 6),
+    ]
     for bad in (gap, overlap):
         with pytest.raises(ValueError, match="do not join"):
             kind.join(bad)

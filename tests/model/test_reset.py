@@ -46,7 +46,10 @@ ARMS["memory tokens that see states, in their places"] = {
 def hidden_of(model: Any, stream: Tensor, static: bool, done: list[list[int]]) -> Tensor:
     """Hidden states of all segments; before each, some streams are reset one after the other."""
     hidden = []
-    memory = model.start_memory(B, **({"static": True} if static else {}))
+    memory = model.start_memory(
+        B,
+        **({"static": True} if static else {}),
+    )
     for tokens, rows in zip(stream.split(T, dim=1), done, strict=True):
         for row in rows:
             memory = memory.reset(torch.arange(B) == row)
@@ -62,7 +65,10 @@ def alone_in_episodes(model: Any, stream: Tensor, row: int) -> Tensor:
     return torch.cat([hidden_states(model, episode, T) for episode in episodes], dim=1)[0]
 
 
-@pytest.mark.parametrize(("arm", "mode"), product_of(ARMS, ["model", "static", "cached"]))
+@pytest.mark.parametrize(
+    ("arm", "mode"),
+    product_of(ARMS, ["model", "static", "cached"]),
+)
 @torch.no_grad()
 def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(arm, mode):
     model = tiny_model(**ARMS[arm])
@@ -71,12 +77,20 @@ def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(arm, mod
     if mode == "cached" and arm in CACHEABLE:
         scorer = CachedTransformerXL(model)
     together = hidden_of(scorer, stream, mode == "static", DONE)
-    without = hidden_of(scorer, stream, mode == "static", [[]] * N)
+    without = hidden_of(
+        scorer,
+        stream,
+        mode == "static",
+        [[]] * N,
+    )
     for row, first_reset in enumerate((2, 1, 4)):
         assert_close(together[row], alone_in_episodes(model, stream, row))
         # Until then the resets of other streams change nothing.
         n_equal = first_reset * T
-        assert_close(without[row, :n_equal], together[row, :n_equal])
+        assert_close(
+            without[row, :n_equal],
+            together[row, :n_equal],
+        )
 
 
 @pytest.mark.parametrize("arm", ["relative", "zeros", "memory tokens and states", "lstm"])
@@ -85,7 +99,10 @@ def test_a_reset_survives_a_file_and_streams_of_which_one_had_none(arm):
     stream = random_stream(B, 2 * T)
     done = torch.tensor([True, False, False])
     _, memory = model(stream[:, :T])
-    expected, _ = model(stream[:, T:], memory.reset(done))
+    expected, _ = model(
+        stream[:, T:],
+        memory.reset(done),
+    )
     joined = type(memory).join([memory.streams(0, 1).reset(done[:1]), memory.streams(1, 3)])
     assert torch.equal(model(stream[:, T:], through_a_file(joined))[0], expected)
 
@@ -97,7 +114,10 @@ def test_what_cannot_be_reset_is_refused_in_one_line():
     _, memory = model(stream[:, :T])
     words = r"^reset=True: is not possible: a compressed state may be of two documents$"
     with pytest.raises(OptionError, match=words):
-        model(stream[:, T:], memory.reset(done))
+        model(
+            stream[:, T:],
+            memory.reset(done),
+        )
     with torch.no_grad():
         _, memory = CachedTransformerXL(tiny_model())(stream[:, :T])
     memory.reset(done)

@@ -21,9 +21,15 @@ def llama_rotation(x_HBTE: Tensor, first_position: int) -> Tensor:
     """Rotation of `transformers`' Llama, which pairs the halves of a head, (x_f, x_{f+E/2}), as complex numbers."""
     T, E = x_HBTE.shape[-2:]
     frequencies = 10000.0 ** -(torch.arange(0, E, 2).double() / E)
-    angles = torch.outer(torch.arange(first_position, first_position + T).double(), frequencies)
+    angles = torch.outer(
+        torch.arange(first_position, first_position + T).double(),
+        frequencies,
+    )
     rotated = torch.complex(*x_HBTE.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat([rotated.real, rotated.imag], dim=-1)
+    return torch.cat(
+        [rotated.real, rotated.imag],
+        dim=-1,
+    )
 
 
 def by_head(x_BTX: Tensor) -> Tensor:
@@ -31,12 +37,20 @@ def by_head(x_BTX: Tensor) -> Tensor:
 
 
 def test_attention_of_a_segment_and_its_memory_is_llamas():
-    model = tiny_model(encoding="rope", d_head=4, mem_len=3, n_layer=1)
+    model = tiny_model(
+        encoding="rope",
+        d_head=4,
+        mem_len=3,
+        n_layer=1,
+    )
     attention = model.layers[0].attention
     stream = random_stream(2, 8)
     _, memory = model(stream[:, :5])
     hidden = model.embedding(stream[:, 5:])
-    states = torch.cat([memory.states[0], hidden], dim=1)
+    states = torch.cat(
+        [memory.states[0], hidden],
+        dim=1,
+    )
     W_q, W_k, W_v = attention.qkv.weight.chunk(3)
     q = llama_rotation(by_head(hidden @ W_q.T), 3)
     k = llama_rotation(by_head(states @ W_k.T), 0)
@@ -83,7 +97,14 @@ def test_slopes_are_the_published_ones(n_head):
 def test_alibi_adds_a_slope_times_the_distance():
     """As attention adds a bias of distances, divided by sqrt(E): see tests/model/test_attention.py."""
     model = tiny_model(encoding="alibi", n_head=6)
-    positions = model.encoding.positions(5, 3, torch.zeros(1).double())
+    positions = model.encoding.positions(
+        5,
+        3,
+        torch.zeros(1).double(),
+    )
     bias_HS = positions[-1].bias_HS / SIZES["d_head"] ** 0.5
     slopes_H = torch.tensor(PUBLISHED[6]).double()
-    assert_close(bias_HS, -slopes_H.outer(torch.tensor([3, 3, 3, 2, 1, 0]).double()))
+    assert_close(
+        bias_HS,
+        -slopes_H.outer(torch.tensor([3, 3, 3, 2, 1, 0]).double()),
+    )

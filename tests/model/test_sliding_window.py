@@ -16,14 +16,29 @@ from txl_lightning.model import SlidingWindow
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_the_last_loss_of_every_window(encoding):
-    model = tiny_model(encoding=encoding, table_len=9, mem_len=0, d_head=4)
+    model = tiny_model(
+        encoding=encoding,
+        table_len=9,
+        mem_len=0,
+        d_head=4,
+    )
     stream = random_stream(2, 12)
-    losses, seen = score_segments(SlidingWindow(model, 5), stream, [7, 4])
+    losses, seen = score_segments(
+        SlidingWindow(model, 5),
+        stream,
+        [7, 4],
+    )
     assert torch.equal(seen, stream[:, 6:11])
     for t in range(11):
         tokens = stream[:, max(0, t - 4) : t + 1]
-        alone, _ = model.score(tokens, stream[:, t + 1 : t + 2])
-        assert_close(losses[:, t : t + 1], alone)
+        alone, _ = model.score(
+            tokens,
+            stream[:, t + 1 : t + 2],
+        )
+        assert_close(
+            losses[:, t : t + 1],
+            alone,
+        )
 
 
 def test_what_cannot_be_scored_is_refused():

@@ -65,13 +65,23 @@ OPTIONS = st.fixed_dictionaries(
 @settings(max_examples=50)
 @given(
     options=OPTIONS,
-    targets=st.lists(st.integers(0, 11), min_size=1, max_size=6),
+    targets=st.lists(
+        st.integers(0, 11),
+        min_size=1,
+        max_size=6,
+    ),
     seed=st.integers(0, 99),
 )
 def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
     embedding, softmax = make(**options)
     torch.manual_seed(seed)
-    hidden = torch.randn(1, len(targets), 8, dtype=torch.float64, requires_grad=True)
+    hidden = torch.randn(
+        1,
+        len(targets),
+        8,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     plain = []
     for h in hidden[0]:
         plain.append(plain_log_probabilities(h, embedding, softmax, options["tie_projections"]))
@@ -79,9 +89,17 @@ def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
     targets_BT = torch.tensor([targets])
     expected = -log_probabilities.gather(1, targets_BT.T)[:, 0]
     nll = softmax(hidden, targets_BT, embedding)[0]
-    inputs = [hidden, *embedding.parameters(), *softmax.parameters()]
+    inputs = [
+        hidden,
+        *embedding.parameters(),
+        *softmax.parameters(),
+    ]
     assert_same_gradients(nll, expected, inputs, 1e-10)
-    assert_close(softmax.log_probabilities(hidden, embedding)[0], log_probabilities, 1e-11)
+    assert_close(
+        softmax.log_probabilities(hidden, embedding)[0],
+        log_probabilities,
+        1e-11,
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,10 +107,16 @@ def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
     [{"div_val": 2}, {"d_embed": 4}, {}],
     ids=str,
 )
-@pytest.mark.parametrize("token", [-13, -1, 12, 99])
+@pytest.mark.parametrize(
+    "token",
+    [-13, -1, 12, 99],
+)
 def test_a_token_outside_the_vocabulary_is_refused(options, token):
     """A marked token (-1 - token) of a model that tells documents apart is one for any other model."""
-    embedding, _ = make(cutoffs=(4, 9), **options)
+    embedding, _ = make(
+        cutoffs=(4, 9),
+        **options,
+    )
     with pytest.raises(IndexError):
         embedding(torch.tensor([[0, token]]))
 
@@ -115,7 +139,10 @@ def test_a_second_derivative_of_the_losses_is_refused():
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.float32, torch.bfloat16],
+)
 def test_losses_and_their_gradients_are_torchs(dtype, on_cpu, monkeypatch):
     """Both as a CPU and as a GPU compute them."""
     monkeypatch.setattr(module, "is_eager_on_cpu", lambda tensor: on_cpu)

@@ -43,7 +43,11 @@ def variables_of(model: TransformerXL) -> dict[str, np.ndarray]:
     return variables
 
 
-@pytest.mark.parametrize("only_lengths", [False, True], ids=["all flags", "lengths only"])
+@pytest.mark.parametrize(
+    "only_lengths",
+    [False, True],
+    ids=["all flags", "lengths only"],
+)
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda path: path.name)
 def test_files_losses_and_last_memory_are_those_of_tensorflow(reference, only_lengths):
     weights = dict(np.load(reference / "weights.npz"))
@@ -61,7 +65,11 @@ def test_files_losses_and_last_memory_are_those_of_tensorflow(reference, only_le
     model = from_tensorflow(found, flags).eval()
     nll, memory = score_segments(model, outputs["tokens"], segment_len)
     torch.testing.assert_close(nll, outputs["nll"], **SINGLE)
-    torch.testing.assert_close(memory.states, outputs["memory"], **SINGLE)
+    torch.testing.assert_close(
+        memory.states,
+        outputs["memory"],
+        **SINGLE,
+    )
 
 
 CUT = {"cutoffs": (6, 14)}
@@ -92,7 +100,10 @@ def assert_read(variables: dict[str, np.ndarray], model: TransformerXL) -> None:
         expected, expected_memory = score_segments(model, stream, 4)
         nll, memory = score_segments(read_model, stream, 4)
         cached, _ = score_segments(CachedTransformerXL(read_model), stream, 4)
-    assert_close([nll, memory.states, cached], [expected, expected_memory.states, expected])
+    assert_close(
+        [nll, memory.states, cached],
+        [expected, expected_memory.states, expected],
+    )
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
@@ -119,7 +130,10 @@ def test_variables_of_the_optimizer_are_ignored():
     variables = variables_of(model)
     slots = {"global_step": np.array(7)}
     for name, value in variables.items():
-        slots |= {f"{name}/Adam": value, f"{name}/Adam_1": value}
+        slots |= {
+            f"{name}/Adam": value,
+            f"{name}/Adam_1": value,
+        }
     assert_read(slots | variables, model)
 
 

@@ -95,7 +95,10 @@ def main() -> None:
     if target.is_file():
         recorded_runs(pickle.loads(target.read_bytes()))
         return
-    config = tiny_config(target, *sys.argv[3:])
+    config = tiny_config(
+        target,
+        *sys.argv[3:],
+    )
     runs = [(plain(config), str(target / "run"), json.loads(sys.argv[2]))]
     if config.trainer.devices > 1:
         run_on_all(runs, config.trainer.devices)

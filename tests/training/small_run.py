@@ -79,7 +79,10 @@ def tiny_config(directory: Path, *overrides: str) -> Config:
 
 def train_tiny(directory: Path, *overrides: str, name: str = "run") -> dict[str, Any]:
     """Train on a small text in `directory`, whose folder `name` is the run directory; return the metrics."""
-    return train(tiny_config(directory, *overrides), directory / name)
+    return train(
+        tiny_config(directory, *overrides),
+        directory / name,
+    )
 
 
 @cache

@@ -30,7 +30,13 @@ OPTIONS = ("model.dropout=0.2", "evaluation.max_segments=2", "context_curve.max_
 )
 def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path, arm):
     every = "context_curve.every_n_steps=6"
-    config = tiny_config(tmp_path, *OPTIONS, *arm.split(), every, "logger=csv")
+    config = tiny_config(
+        tmp_path,
+        *OPTIONS,
+        *arm.split(),
+        every,
+        "logger=csv",
+    )
     with kept_figures() as figures:
         train(config, tmp_path / "run")
 
@@ -52,7 +58,10 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path, arm):
         assert curves(axes)[f"{c} tokens"][1] == [first[name], last[name]]
 
 
-@pytest.mark.parametrize("profile", ["laptop", "night", "gpu_short", "gpu", "paper"])
+@pytest.mark.parametrize(
+    "profile",
+    ["laptop", "night", "gpu_short", "gpu", "paper"],
+)
 def test_it_is_measured_by_default_from_the_laptop_profile_on(profile):
     config = compose(f"profile={profile}")
     every = config.context_curve.every_n_steps
@@ -68,7 +77,11 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 def measured(config: Config, checkpoint: Path) -> dict[str, Any]:
     """Measure the curve of a checkpoint at the positions of its run."""
     tokens = StreamsDataModule(config.data, config.evaluation).corpus.splits["valid"]
-    positions, blocks = position_blocks(len(tokens), len(tokens) - 24, CONTEXTS)
+    positions, blocks = position_blocks(
+        len(tokens),
+        len(tokens) - 24,
+        CONTEXTS,
+    )
     model = load_trained(checkpoint).model
     return context_curve(
         model,
@@ -86,6 +99,11 @@ def test_the_training_does_not_notice(tmp_path):
     train_tiny(tmp_path, *OPTIONS, "context_curve.every_n_steps=3")
     ours = read_file(tmp_path / "run/checkpoints/last.ckpt")["state_dict"]
     theirs = read_file(trained(*OPTIONS) / "run/checkpoints/last.ckpt")["state_dict"]
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    torch.testing.assert_close(
+        ours,
+        theirs,
+        rtol=0,
+        atol=0,
+    )
     assert (tmp_path / "run/context_curve.jsonl").exists()
     assert not (trained(*OPTIONS) / "run/context_curve.jsonl").exists()

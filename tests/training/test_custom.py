@@ -54,7 +54,10 @@ def test_weights_of_every_n_steps_are_named_by_their_step(tmp_path):
 def test_early_stopping_ends_the_run_which_keeps_its_end(tmp_path, capsys):
     config = tiny_config(tmp_path, "trainer.max_steps=40")
     stopping = {"monitor": "val/nll", "min_delta": 100, "patience": 1}
-    config.callbacks["stopping"] = {"_target_": f"{LIGHTNING}.EarlyStopping", **stopping}
+    config.callbacks["stopping"] = {
+        "_target_": f"{LIGHTNING}.EarlyStopping",
+        **stopping,
+    }
     (line, *_) = run(config, tmp_path / "run")
     why = "EarlyStopping (Monitored metric val/nll did not improve in the last 1 records. Best score: "
     assert f" after 10 steps, ended by {why}" in line  # validated every 5 steps
@@ -101,10 +104,19 @@ def test_callbacks_that_watch_change_no_bit(tmp_path, devices):
     second = {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "second"}
     config.logger.each["second"] = second
     for name, options in WATCHING.items():
-        config.callbacks[name] = {"_target_": f"{LIGHTNING}.{name}", **options}
+        config.callbacks[name] = {
+            "_target_": f"{LIGHTNING}.{name}",
+            **options,
+        }
     seen = tmp_path / "seen"
-    config.callbacks["noting"] = {"_target_": f"{__name__}.Noting", "file": str(seen)}
-    config.callbacks["stopper"] = {"_target_": f"{__name__}.Stopper", "step": 7}
+    config.callbacks["noting"] = {
+        "_target_": f"{__name__}.Noting",
+        "file": str(seen),
+    }
+    config.callbacks["stopper"] = {
+        "_target_": f"{__name__}.Stopper",
+        "step": 7,
+    }
     with pytest.raises(Stopped):
         train(config, tmp_path / "run")
     config.callbacks["stopper"] = None

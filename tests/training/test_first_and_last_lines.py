@@ -17,7 +17,13 @@ def test_a_run_says_at_once_what_it_does_and_at_the_end_which_way_is_better(tmp_
         f"data.cache_dir={tmp_path}/cache",
         f"hydra.run.dir={tmp_path}/run",
     )
-    ended = success("train", *TINY, "data.level=word", "trainer.precision=32-true", *paths)
+    ended = success(
+        "train",
+        *TINY,
+        "data.level=word",
+        "trainer.precision=32-true",
+        *paths,
+    )
     first = [line for line in ended.err.splitlines() if re.match("model|data|device|steps", line)]
     splits = r"train [0-9,]+ with [0-9.]+% <unk> \([0-9,]+\), valid .*<unk>.*, test .*<unk> .*"
     assert re.fullmatch(

@@ -24,7 +24,11 @@ T = 3
 
 
 def batch_of(stream: Tensor) -> Batch:
-    return Batch(stream[:, :-1], unmarked(stream)[:, 1:], number=0)
+    return Batch(
+        stream[:, :-1],
+        unmarked(stream)[:, 1:],
+        number=0,
+    )
 
 
 def module_of(model: TransformerXL, **options: Any) -> LanguageModelModule:
@@ -57,11 +61,19 @@ def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm, gr
     stream = random_stream(2, 4 * T + 1)
     if arm == "documents":
         stream[0, 5] = ~stream[0, 5]
-    loss = add_gradients(module_of(model), batch_of(stream), groups)
+    loss = add_gradients(
+        module_of(model),
+        batch_of(stream),
+        groups,
+    )
     found = gradients(model)
     expected = score_segments(model, stream, 4 * T)[0].mean()
     expected.backward()
-    assert_close([loss, found], [expected.detach(), gradients(model)], 1e-10)
+    assert_close(
+        [loss, found],
+        [expected.detach(), gradients(model)],
+        1e-10,
+    )
 
 
 def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient():
@@ -72,7 +84,11 @@ def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradie
     for number, step in enumerate(steps):  # the last one has two segments, of 3 and 2
         add_gradients(module, step._replace(number=number))
         for segment in step.split(T, 2):
-            _, memory = model.score(segment.tokens, segment.targets, memory)
+            _, memory = model.score(
+                segment.tokens,
+                segment.targets,
+                memory,
+            )
         stored = module.training_memory.value
         assert torch.equal(stored.states, memory.states)
         assert stored.filled == memory.filled
@@ -87,7 +103,11 @@ def test_every_segment_of_a_step_counts_its_half(loss):
     stream = random_stream(2, 2 * T + 1)
     module = module_of(model, loss=loss)
     add_gradients(module, batch_of(stream))
-    nll, _ = score_segments(model, stream, 2 * T)
+    nll, _ = score_segments(
+        model,
+        stream,
+        2 * T,
+    )
     counted = []
     for i, segment in enumerate(nll.split(T, dim=1)):
         counted.append(segment[:, scored_positions(loss, T, 1, 2 * 5 + i)])

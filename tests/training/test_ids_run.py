@@ -62,7 +62,11 @@ def test_files_that_have_moved_are_named_with_data_path(run, tmp_path):
 def test_ids_are_continued_and_written(run, tmp_path):
     def generated(**prompt):
         generate.run(
-            GenerateOptions(str(run / BEST), n_tokens=5, **prompt),
+            GenerateOptions(
+                str(run / BEST),
+                n_tokens=5,
+                **prompt,
+            ),
             tmp_path,
         )
         return json.loads((tmp_path / "generation.json").read_text())
@@ -87,7 +91,16 @@ def test_a_resumed_run_continues_with_a_moved_file(tmp_path):
         f"data.path={path}",
         name="whole",
     )
-    train_tiny(tmp_path, *options, f"data.path={path}", "trainer.max_steps=3")
+    train_tiny(
+        tmp_path,
+        *options,
+        f"data.path={path}",
+        "trainer.max_steps=3",
+    )
     path.rename(moved)
-    resumed = train_tiny(tmp_path, *options, f"data.path={moved}")
+    resumed = train_tiny(
+        tmp_path,
+        *options,
+        f"data.path={moved}",
+    )
     assert resumed["test/nll"] == whole["test/nll"]

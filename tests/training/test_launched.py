@@ -30,7 +30,13 @@ def start(
     (directory / "text.txt").write_text(TEXT)
     options = [*TINY, "data.path=text.txt", "data.cache_dir=cache"]
     own = (option for option in options if option.split("=")[0] not in " ".join(words))
-    return start_module(directory, module, *words, *own, **variables)
+    return start_module(
+        directory,
+        module,
+        *words,
+        *own,
+        **variables,
+    )
 
 
 def metrics_of(directory: Path) -> dict[str, Any]:
@@ -43,7 +49,12 @@ def metrics_of(directory: Path) -> dict[str, Any]:
 @pytest.mark.full
 def test_torchrun_starts_the_ranks(tmp_path):
     words = ("-m", "txl_lightning.cli", "train", "trainer.devices=2", "model.dropout=0")
-    command = start(tmp_path, *TORCHRUN, *words, module="torch.distributed.run")
+    command = start(
+        tmp_path,
+        *TORCHRUN,
+        *words,
+        module="torch.distributed.run",
+    )
     assert command.succeed().stdout.count("after 12 steps") == 1
     metrics = metrics_of(tmp_path)
     alone = json.loads((trained("model.dropout=0") / "run/metrics.json").read_text())
@@ -92,7 +103,10 @@ def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_pa
 
 @pytest.mark.slow
 def test_two_processes_of_the_page_train_one_model(tmp_path):
-    shutil.copytree(trained() / "run", tmp_path / "runs/first")
+    shutil.copytree(
+        trained() / "run",
+        tmp_path / "runs/first",
+    )
     (code,) = (code for code in blocks(ROOT / "docs/training.md", "python") if "devices=2" in code)
     # Each rank has a file: they share the output, and may write into each other's lines.
     shown = """

@@ -21,7 +21,11 @@ def test_auto_takes_the_first_accelerator_that_the_machine_has(tmp_path, monkeyp
         (False, True, "trainer.devices=2", "cpu", "32-true", "bf16-true"),
         (False, False, "optimizer=muon", "cpu", "32-true", "32-true"),
     ):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda has=cuda: has)
+        monkeypatch.setattr(
+            torch.cuda,
+            "is_available",
+            lambda has=cuda: has,
+        )
         monkeypatch.setattr(
             torch.backends.mps,
             "is_available",
@@ -64,6 +68,9 @@ def test_sums_of_losses_are_in_float64():
     """Float32 would lose the ones."""
     sums = bare_module(TransformerXL(TransformerXLConfig(vocab_size=256)))
     tokens = torch.zeros(1, 3, dtype=torch.int64)
-    sums.add_losses(torch.tensor([[2.0**30]]), tokens[:, :1])
+    sums.add_losses(
+        torch.tensor([[2.0**30]]),
+        tokens[:, :1],
+    )
     sums.add_losses(torch.ones(1, 3), tokens)
     assert sums.evaluation_sums.tolist() == [2.0**30 + 3, 4, 4]

@@ -37,19 +37,29 @@ def streams() -> Streams:
 
 def test_validation_counts_all_positions_of_a_half_loss(module):
     tokens = torch.arange(12).view(2, 6)
-    segment = Batch(tokens[:, :-1], tokens[:, 1:], number=0)
+    segment = Batch(
+        tokens[:, :-1],
+        tokens[:, 1:],
+        number=0,
+    )
     nll = module.model.score(segment.tokens, segment.targets)[0].detach()
     module.config.loss = "half"
     module.validation_step(segment, 0)
     assert float(module.evaluation_sums[0]) == pytest.approx(float(nll.sum()))
 
 
-@pytest.mark.parametrize(("T", "first"), [(6, 3), (5, 2), (1, 0)])
+@pytest.mark.parametrize(
+    ("T", "first"),
+    [(6, 3), (5, 2), (1, 0)],
+)
 def test_half_loss_is_of_the_last_half(T, first):
     assert scored_positions("half", T, seed=1, step=0) == slice(first, T)
 
 
-@pytest.mark.parametrize(("T", "n"), [(1, 1), (6, 3), (7, 4)])
+@pytest.mark.parametrize(
+    ("T", "n"),
+    [(1, 1), (6, 3), (7, 4)],
+)
 def test_a_random_half_depends_on_seed_and_step_alone(T, n):
     state = torch.get_rng_state()
     seen = set()
@@ -82,7 +92,13 @@ def test_strategies_that_divide_the_weights_are_refused(module, kind):
         module.setup("fit")
 
 
-@pytest.mark.parametrize(("mem_len", "filled"), [(9, [9, 9]), (0, [0] * 8)])
+@pytest.mark.parametrize(
+    ("mem_len", "filled"),
+    [
+        (9, [9, 9]),
+        (0, [0] * 8),
+    ],
+)
 def test_only_full_memories_and_whole_segments_are_compiled(streams, mem_len, filled):
     """With a memory of 9 the first segment begins with 0 states, the second with 6; the last segment has 5 tokens."""
     module = bare_module(

@@ -90,14 +90,21 @@ def test_a_step_equals_torchs_muon_on_each_matrix_and_adams_on_the_rest(name):
         parts = []
         n = 1
         if is_matrix(parameter_name, parameter):
-            n = STACKED.get(parameter_name.split(".", 2)[2].removesuffix(".weight"), 1)
+            n = STACKED.get(
+                parameter_name.split(".", 2)[2].removesuffix(".weight"),
+                1,
+            )
             if name == "terms ac" and n == 3:
                 n = 2  # no queries
         for part, gradient in zip(parameter.chunk(n), parameter.grad.chunk(n), strict=True):
             alone = torch.nn.Parameter(part.detach().clone())
             alone.grad = gradient.clone()
             parts.append(alone)
-        torch_optimizer = torch.optim.AdamW(parts, lr=0.02, weight_decay=0.1)
+        torch_optimizer = torch.optim.AdamW(
+            parts,
+            lr=0.02,
+            weight_decay=0.1,
+        )
         if is_matrix(parameter_name, parameter):
             how = {"adjust_lr_fn": "match_rms_adamw"}
             torch_optimizer = torch.optim.Muon(

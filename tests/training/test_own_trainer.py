@@ -84,7 +84,12 @@ def fit(
 def saved(folder: Path, after: int, loader: Streams) -> Path:
     """Return a checkpoint of a new run after some steps."""
     keep = ModelCheckpoint(folder, every_n_train_steps=after, filename="saved")
-    fit(folder, loader=loader, max_steps=after, callbacks=[keep])
+    fit(
+        folder,
+        loader=loader,
+        max_steps=after,
+        callbacks=[keep],
+    )
     return folder / "saved.ckpt"
 
 
@@ -125,7 +130,11 @@ def losses(monkeypatch: Patch) -> list[float]:
     """A list that gets the loss of every batch."""
     checkpoint()  # trained before
     values = []
-    patch_module(monkeypatch, "scaled_loss", after=lambda module: values.append(float(module.loss)))
+    patch_module(
+        monkeypatch,
+        "scaled_loss",
+        after=lambda module: values.append(float(module.loss)),
+    )
     return values
 
 
@@ -146,7 +155,10 @@ def test_a_trainer_trains_all_steps(tmp_path, options, steps):
     assert fit(tmp_path, **options).global_step == steps
 
 
-@pytest.mark.parametrize("options", [{"max_epochs": 5}, {"max_steps": 30}])
+@pytest.mark.parametrize(
+    "options",
+    [{"max_epochs": 5}, {"max_steps": 30}],
+)
 def test_the_schedule_is_the_trainers(tmp_path, options):
     """The checkpoint's run had 6 steps; a cosine over 30 is at a half after 15."""
     module = new_module()
@@ -159,7 +171,12 @@ def test_the_schedule_is_the_trainers(tmp_path, options):
 def test_without_a_number_of_steps_the_rate_stays_and_a_line_says_so(tmp_path, capsys):
     notice.cache_clear()
     module = new_module()
-    trainer = fit(tmp_path, module, max_epochs=-1, max_time={"seconds": 2})
+    trainer = fit(
+        tmp_path,
+        module,
+        max_epochs=-1,
+        max_time={"seconds": 2},
+    )
     assert trainer.optimizers[0].param_groups[0]["lr"] == module.config.optimizer.lr
     assert "no number of steps (max_steps or max_epochs)" in capsys.readouterr().err
 
@@ -188,12 +205,24 @@ def test_the_rate_that_a_finder_suggests_is_trained_with(tmp_path):
 
 def test_loggers_and_the_results_of_test_have_all_values(tmp_path):
     logger = CSVLogger(tmp_path, name="mine")
-    options = {"logger": logger, "callbacks": [LearningRateMonitor()], "log_every_n_steps": 3}
+    options = {
+        "logger": logger,
+        "callbacks": [LearningRateMonitor()],
+        "log_every_n_steps": 3,
+    }
     trainer = make_trainer(tmp_path, max_epochs=2, **options)
     module = new_module()
     trainer.fit(module, streams(), streams())
-    (tested,) = trainer.test(module, streams(), verbose=False)
-    (validated,) = trainer.validate(module, streams(), verbose=False)
+    (tested,) = trainer.test(
+        module,
+        streams(),
+        verbose=False,
+    )
+    (validated,) = trainer.validate(
+        module,
+        streams(),
+        verbose=False,
+    )
     assert tested["test/nll"] == module.metrics["test/nll"]
     assert validated["val/nll"] == module.metrics["val/nll"]
     folder = tmp_path / "mine/version_0"
@@ -212,7 +241,11 @@ def test_every_checkpoint_of_a_users_callback_opens_everywhere(tmp_path):
     best = {"monitor": "val/nll", "save_weights_only": True}
     weights = ModelCheckpoint(tmp_path, filename="weights", **best)
     other = ModelCheckpoint(tmp_path, filename="all", every_n_train_steps=4)
-    trainer = make_trainer(tmp_path, max_epochs=1, callbacks=[weights, other])
+    trainer = make_trainer(
+        tmp_path,
+        max_epochs=1,
+        callbacks=[weights, other],
+    )
     trainer.fit(new_module(), streams(), streams())
     for name, step in (("weights", 6), ("all", 4)):
         path = tmp_path / f"{name}.ckpt"
@@ -245,7 +278,10 @@ def test_a_run_resumes_where_it_was_also_after_an_error_in_a_step(tmp_path, loss
     """Without dropout: the masks of the broken step were drawn."""
     fit(tmp_path, **options)
     expected = losses[at:]
-    callbacks = [Breaks(step=at), OnExceptionCheckpoint(tmp_path, "broken")]
+    callbacks = [
+        Breaks(step=at),
+        OnExceptionCheckpoint(tmp_path, "broken"),
+    ]
     with pytest.raises(RuntimeError, match="broken off"):
         fit(tmp_path, **options, callbacks=callbacks)
     losses.clear()
@@ -267,7 +303,12 @@ OTHER_STREAMS = [
 def test_other_streams_resume_anywhere_in_an_epoch(tmp_path, after, before, now, why, capsys):
     """An epoch then has half, or twice, as many batches."""
     path = saved(tmp_path, after, before)
-    trainer = fit(tmp_path, loader=now, ckpt_path=path, max_steps=after + 9)
+    trainer = fit(
+        tmp_path,
+        loader=now,
+        ckpt_path=path,
+        max_steps=after + 9,
+    )
     assert trainer.global_step == after + 9
     assert why in capsys.readouterr().err
 
@@ -275,10 +316,21 @@ def test_other_streams_resume_anywhere_in_an_epoch(tmp_path, after, before, now,
 def test_a_resumed_run_draws_the_dropout_of_an_uninterrupted_one(tmp_path, losses):
     with_dropout = trained("model.dropout=0.2", *RUN[1:]) / "run/checkpoints/last.ckpt"
     losses.clear()
-    keep = ModelCheckpoint(tmp_path, every_n_train_steps=4, filename="{step}", save_top_k=-1)
+    keep = ModelCheckpoint(
+        tmp_path,
+        every_n_train_steps=4,
+        filename="{step}",
+        save_top_k=-1,
+    )
     for path in (None, tmp_path / "step=4.ckpt"):
         module = LanguageModelModule.load_from_checkpoint(with_dropout)
-        fit(tmp_path, module, ckpt_path=path, max_steps=10, callbacks=[keep])
+        fit(
+            tmp_path,
+            module,
+            ckpt_path=path,
+            max_steps=10,
+            callbacks=[keep],
+        )
     assert losses[10:] == losses[4:10]
 
 
@@ -286,7 +338,12 @@ def test_a_resumed_run_follows_the_schedule_of_more_steps_at_once(tmp_path):
     path = saved(tmp_path, 6, streams())
     resumed = Rates()
     whole = Rates()
-    fit(tmp_path, ckpt_path=path, max_steps=12, callbacks=[resumed])
+    fit(
+        tmp_path,
+        ckpt_path=path,
+        max_steps=12,
+        callbacks=[resumed],
+    )
     fit(tmp_path, max_steps=12, callbacks=[whole])
     assert resumed.values == whole.values[6:]
     assert min(resumed.values) > 0
@@ -294,7 +351,10 @@ def test_a_resumed_run_follows_the_schedule_of_more_steps_at_once(tmp_path):
 
 def test_a_checkpoint_within_an_accumulation_says_what_it_lacks(tmp_path, capsys):
     notice.cache_clear()
-    callbacks = [Breaks(batch=4), OnExceptionCheckpoint(tmp_path, "broken")]
+    callbacks = [
+        Breaks(batch=4),
+        OnExceptionCheckpoint(tmp_path, "broken"),
+    ]
     with pytest.raises(RuntimeError, match="broken off"):
         fit(tmp_path, max_epochs=1, accumulate_grad_batches=3, callbacks=callbacks)
     assert "within an accumulation: the gradients of 1 batches are not" in capsys.readouterr().err
@@ -305,7 +365,11 @@ def test_a_broken_off_validation_leaves_nothing_to_the_next(tmp_path):
 
     def validated(**options):
         trainer = make_trainer(tmp_path, **options)
-        (values,) = trainer.validate(module, streams(), verbose=False)
+        (values,) = trainer.validate(
+            module,
+            streams(),
+            verbose=False,
+        )
         return values["val/nll"]
 
     expected = validated()
@@ -319,26 +383,46 @@ def test_a_broken_off_validation_leaves_nothing_to_the_next(tmp_path):
 
 def with_sgd(kind: str, module: LanguageModelModule) -> Any:
     """Return an optimizer, with the schedule of a kind."""
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    halves = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    optimizer = torch.optim.SGD(
+        module.parameters(),
+        lr=0.1,
+    )
+    halves = torch.optim.lr_scheduler.StepLR(
+        optimizer,
+        1,
+        gamma=0.5,
+    )
     schedule = {"scheduler": halves}  # in every epoch
     if kind == "none":
         return optimizer
     if kind == "every second step":
         schedule |= {"interval": "step", "frequency": 2}
     if kind == "plateau":
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=100)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer,
+            patience=0,
+            threshold=100,
+        )
         schedule = {"scheduler": plateau, "monitor": "val/nll"}
     return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
-RATES = {"none": 0.1, "plateau": 1e-4, "epoch": 0.0125, "every second step": 0.1 / 512}
+RATES = {
+    "none": 0.1,
+    "plateau": 1e-4,
+    "epoch": 0.0125,
+    "every second step": 0.1 / 512,
+}
 
 
 @pytest.mark.parametrize("kind", RATES)
 def test_own_optimizers_and_schedules_work(tmp_path, monkeypatch, kind):
     module = new_module()
-    monkeypatch.setattr(module, "configure_optimizers", lambda: with_sgd(kind, module))
+    monkeypatch.setattr(
+        module,
+        "configure_optimizers",
+        lambda: with_sgd(kind, module),
+    )
     trainer = make_trainer(tmp_path, max_steps=3 * N)
     trainer.fit(module, streams(), streams())
     assert trainer.global_step == 3 * N
@@ -347,7 +431,11 @@ def test_own_optimizers_and_schedules_work(tmp_path, monkeypatch, kind):
 
 def test_an_optimizer_may_score_a_batch_several_times(tmp_path, monkeypatch):
     module = new_module()
-    optimizer = torch.optim.LBFGS(module.parameters(), lr=0.01, max_iter=3)
+    optimizer = torch.optim.LBFGS(
+        module.parameters(),
+        lr=0.01,
+        max_iter=3,
+    )
     monkeypatch.setattr(module, "configure_optimizers", lambda: optimizer)
     fit(tmp_path, module, max_epochs=2)
     assert module.tokens == 2 * N * B * T
@@ -375,7 +463,10 @@ def test_two_optimizers_work_by_hand(tmp_path, monkeypatch):
     module = ByHand.load_from_checkpoint(checkpoint())
     module.automatic_optimization = False
     first, *others = module.parameters()
-    optimizers = [torch.optim.SGD([first], 0.1), torch.optim.SGD(others, 0.1)]
+    optimizers = [
+        torch.optim.SGD([first], 0.1),
+        torch.optim.SGD(others, 0.1),
+    ]
     monkeypatch.setattr(module, "configure_optimizers", lambda: optimizers)
     fit(tmp_path, module, max_epochs=2)
     assert module.tokens == 2 * N * B * T
@@ -395,18 +486,29 @@ class LargestGradient(L.Callback):
             self.value = max(self.value, norm)
 
 
-@pytest.mark.parametrize(("algorithm", "order"), [("norm", 2.0), ("value", torch.inf)])
+@pytest.mark.parametrize(
+    ("algorithm", "order"),
+    [("norm", 2.0), ("value", torch.inf)],
+)
 def test_the_trainers_clipping_counts(tmp_path, algorithm, order):
     largest = LargestGradient(order)
     options = {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": algorithm}
-    fit(tmp_path, max_epochs=1, **options, callbacks=[largest])
+    fit(
+        tmp_path,
+        max_epochs=1,
+        **options,
+        callbacks=[largest],
+    )
     assert largest.value == pytest.approx(1e-3, rel=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # a skipped first step
 def test_a_gradient_scaler_of_the_trainer_skips_its_overflows(tmp_path):
     """16-mixed needs a GPU in Lightning, but its plugin does not; gradients times 2^60 are infinite."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    scaler = torch.amp.GradScaler(
+        "cpu",
+        init_scale=2.0**60,
+    )
     plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
     module = new_module()
     fit(tmp_path, module, max_epochs=2, plugins=[plugin])
@@ -427,7 +529,11 @@ BATCHES = {
 @pytest.mark.parametrize("kind", BATCHES)
 def test_loaders_of_tuples_dicts_and_batches_are_accepted(tmp_path, losses, kind):
     data = [BATCHES[kind](batch) for batch in streams()]
-    fit(tmp_path, loader=DataLoader(data, batch_size=None), max_epochs=2)
+    fit(
+        tmp_path,
+        loader=DataLoader(data, batch_size=None),
+        max_epochs=2,
+    )
     fit(tmp_path, max_epochs=2)
     assert losses[: 2 * N] == losses[2 * N :]
 
@@ -450,7 +556,13 @@ def test_other_loaders_are_refused_in_one_line(tmp_path, data, options, words):
         make_trainer(tmp_path).validate(new_module(), loader, verbose=False)
 
 
-@pytest.mark.parametrize("loaders", [[streams(), streams()], {"a": streams(), "b": streams()}])
+@pytest.mark.parametrize(
+    "loaders",
+    [
+        [streams(), streams()],
+        {"a": streams(), "b": streams()},
+    ],
+)
 def test_two_loaders_of_validation_are_refused_in_one_line(tmp_path, loaders):
     words = "^2 validation loaders: give one, and call validate for each further one$"
     with pytest.raises(UserError, match=words):

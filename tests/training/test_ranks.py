@@ -56,7 +56,12 @@ def run_all(base: Path, arms: Iterable[str], worlds: tuple[int, ...]) -> Path:
     for W in worlds:
         jobs = []
         for name, words in overrides.items():
-            config = tiny_config(base, *OPTIONS, f"trainer.devices={W}", *words)
+            config = tiny_config(
+                base,
+                *OPTIONS,
+                f"trainer.devices={W}",
+                *words,
+            )
             jobs.append((plain(config), str(base / f"{name}{W}"), {}))
         if W == 1:
             recorded_runs(jobs)
@@ -68,7 +73,11 @@ def run_all(base: Path, arms: Iterable[str], worlds: tuple[int, ...]) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_all(tmp_path_factory.mktemp("ranks"), ARMS, (2, 3, 1))
+    return run_all(
+        tmp_path_factory.mktemp("ranks"),
+        ARMS,
+        (2, 3, 1),
+    )
 
 
 def differences(runs: Path, first: str, second: str) -> float:
@@ -96,7 +105,11 @@ def check_resumed(runs: Path, W: int) -> None:
     assert [step for step, _ in recorded_losses(runs / "resumed1")] == list(range(11, 31))
     assert differences(runs, "resumed2", f"resumed{W}") < 1e-5
     states = [stored_memory(runs / f"resumed{n}/checkpoints/last.ckpt").states for n in (2, W)]
-    torch.testing.assert_close(*states, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        *states,
+        atol=1e-5,
+        rtol=1e-4,
+    )
 
 
 def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(tmp_path):
@@ -116,7 +129,12 @@ def test_two_processes_train_every_variant_like_one(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("arm", ARMS)
 def test_losses_of_one_two_and_three_processes_are_the_same(runs, arm):
-    check_losses(runs, arm, (2, 3), 1e-10 if DOUBLE in ARMS[arm] else 1e-5)
+    check_losses(
+        runs,
+        arm,
+        (2, 3),
+        1e-10 if DOUBLE in ARMS[arm] else 1e-5,
+    )
 
 
 @pytest.mark.full

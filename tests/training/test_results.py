@@ -161,7 +161,11 @@ def test_validation_jsonl(recorded):
         3,
     )
     expected = {f"val/{unit}": pytest.approx(value, rel=1e-5) for unit, value in losses.items()}
-    expected |= {"steps": STEPS, "tokens": STEPS * TOKENS, "seconds": 280.0}
+    expected |= {
+        "steps": STEPS,
+        "tokens": STEPS * TOKENS,
+        "seconds": 280.0,
+    }
     assert last == expected
     assert (first["steps"], first["seconds"]) == (20, 140.0)
     assert recorded.curve("val/nll") == {20: first["val/nll"], STEPS: last["val/nll"]}

@@ -13,8 +13,17 @@ from txl_lightning.evaluation.trained import read_file
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 
-ONE_PROCESS = [(11, KILL), (30, TERM), (56, TERM), (61, KILL)]  # 30 validates, 56 ends an epoch
-TWO_RANKS = [(27, KILL), (33, INT), (56, TERM)]
+ONE_PROCESS = [
+    (11, KILL),
+    (30, TERM),
+    (56, TERM),
+    (61, KILL),
+]  # 30 validates, 56 ends an epoch
+TWO_RANKS = [
+    (27, KILL),
+    (33, INT),
+    (56, TERM),
+]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +48,12 @@ def test_signals_and_kills_change_no_bit(tmp_path, devices, events):
 FULL = [pytest.param(arm, marks=pytest.mark.full) for arm in ARMS if arm != "two ranks"]
 
 
-@pytest.mark.parametrize("arm", [pytest.param("two ranks", marks=pytest.mark.slow), *FULL])
+@pytest.mark.parametrize(
+    "arm",
+    [
+        pytest.param("two ranks", marks=pytest.mark.slow),
+        *FULL,
+    ],
+)
 def test_kills_change_no_bit(tmp_path, arm):
     assert kill_and_compare(tmp_path, arm, n_kills=2)

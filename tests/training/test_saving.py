@@ -27,7 +27,11 @@ def steps(directory: Path) -> dict[str, int]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Copy a run of 12 steps, validated after 5, 10 and 12."""
-    shutil.copytree(trained(*OPTIONS), tmp_path, dirs_exist_ok=True)
+    shutil.copytree(
+        trained(*OPTIONS),
+        tmp_path,
+        dirs_exist_ok=True,
+    )
     return tmp_path / "run"
 
 
@@ -87,8 +91,14 @@ def test_a_run_is_never_replaced(run, state, words, message):
         if state == "damaged":
             path.write_bytes(path.read_bytes()[:-1])
     before = contents_of(run)
-    with pytest.raises(OptionError, match=f"^hydra.run.dir={run}: {message}$"):
-        train(tiny_config(run.parent, *OPTIONS, words), run)
+    with pytest.raises(
+        OptionError,
+        match=f"^hydra.run.dir={run}: {message}$",
+    ):
+        train(
+            tiny_config(run.parent, *OPTIONS, words),
+            run,
+        )
     assert contents_of(run) == before
 
 

@@ -106,7 +106,10 @@ def test_the_final_test_stops_at_once(tmp_path, monkeypatch):
             "test_step",
             before=lambda module: os.kill(os.getpid(), signal.SIGTERM),
         )
-        with pytest.raises(Stopped, match=f"stopped by SIGTERM{to_continue(tmp_path)}$"):
+        with pytest.raises(
+            Stopped,
+            match=f"stopped by SIGTERM{to_continue(tmp_path)}$",
+        ):
             train_tiny(tmp_path)
     assert not (tmp_path / "run/metrics.json").exists()
     assert train_tiny(tmp_path, "resume=auto")["steps"] == 12
@@ -114,7 +117,10 @@ def test_the_final_test_stops_at_once(tmp_path, monkeypatch):
 
 def test_a_second_control_c_does_not_wait(tmp_path, monkeypatch):
     send(monkeypatch, signal.SIGINT, 0.0, 1.2)  # within a second it counts as the same Ctrl-C
-    with pytest.raises(Stopped, match=rf"stopped by SIGINT{to_continue(tmp_path)}$"):
+    with pytest.raises(
+        Stopped,
+        match=rf"stopped by SIGINT{to_continue(tmp_path)}$",
+    ):
         train_tiny(tmp_path)
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 5
 

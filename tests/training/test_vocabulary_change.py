@@ -43,9 +43,19 @@ def test_a_vocabulary_is_kept(tmp_path, capsys, options):
     else:
         expected = [symbol if symbol in before.numbers else "<unk>" for symbol in symbols]
         assert [before.symbols[token] for token in tokens] == expected
-    found = evaluated(run / "checkpoints/best.ckpt", tmp_path, splits=["valid"])
+    found = evaluated(
+        run / "checkpoints/best.ckpt",
+        tmp_path,
+        splits=["valid"],
+    )
     assert found["valid"]["nll"] == pytest.approx(metrics["val/nll"], rel=1e-6)
-    more = tiny_config(tmp_path, *steps, tuning[0], "trainer.max_steps=4", "resume=auto")
+    more = tiny_config(
+        tmp_path,
+        *steps,
+        tuning[0],
+        "trainer.max_steps=4",
+        "resume=auto",
+    )
     assert train(more, run)["steps"] == 4
 
 

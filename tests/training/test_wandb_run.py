@@ -110,7 +110,13 @@ def test_the_figure_of_the_context_curves_is_logged(run):
 def test_txl_recl_says_how_to_upload_its_run(run, tmp_path):
     best = run.parents[2] / "checkpoints/best.ckpt"
     words = ("first_context=4", "step=4", "max_context=8", "n_positions=20", "bootstrap=0")
-    done = success("recl", f"checkpoints=[{best}]", "logger=wandb", *words, directory=tmp_path)
+    done = success(
+        "recl",
+        f"checkpoints=[{best}]",
+        "logger=wandb",
+        *words,
+        directory=tmp_path,
+    )
     assert TO_UPLOAD in done.err
 
 
@@ -124,7 +130,11 @@ def test_best_values_and_metrics_json_are_summaries(run):
 
 @pytest.mark.parametrize(
     ("earlier", "now", "run_id"),
-    [("online", "online", "abc"), ("online", "offline", None), ("offline", "online", None)],
+    [
+        ("online", "online", "abc"),
+        ("online", "offline", None),
+        ("offline", "online", None),
+    ],
 )
 def test_only_an_online_run_continues(tmp_path, monkeypatch, earlier, now, run_id):
     """An offline id that was synced later would be replaced, not continued."""
@@ -145,7 +155,10 @@ def test_online_without_a_key_is_refused_in_one_line(tmp_path, monkeypatch):
         train_tiny(tmp_path, "logger=wandb", "logger.mode=online")
 
 
-@pytest.mark.parametrize(("devices", "number", "exit_code"), [(2, signal.SIGTERM, 143), (1, 0, 1)])
+@pytest.mark.parametrize(
+    ("devices", "number", "exit_code"),
+    [(2, signal.SIGTERM, 143), (1, 0, 1)],
+)
 @pytest.mark.slow
 def test_a_run_that_is_stopped_or_fails_in_a_child_process_is_complete(
     tmp_path, devices, number, exit_code

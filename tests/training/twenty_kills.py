@@ -66,12 +66,18 @@ def kill_and_compare(folder: Path, arm: str, n_kills: int) -> bool:
         rank = i % n_ranks
         done = start(killed, *options, at=step, signal=signal.SIGKILL, rank=rank).finish()
         is_killed = done.returncode != 0 and not (killed / "run/metrics.json").exists()
-        print(f"{arm}: SIGKILL in step {step} of {STEPS}, rank {rank}: {is_killed}", flush=True)
+        print(
+            f"{arm}: SIGKILL in step {step} of {STEPS}, rank {rank}: {is_killed}",
+            flush=True,
+        )
         if not is_killed:
             return False
     start(killed, *options).succeed()
     found = differences(whole / "run", killed / "run")
-    print(f"{arm}: {', '.join(found) or 'equal to the bit'}", flush=True)
+    print(
+        f"{arm}: {', '.join(found) or 'equal to the bit'}",
+        flush=True,
+    )
     return not found
 
 
@@ -85,7 +91,10 @@ def differences(whole: Path, interrupted: Path) -> list[str]:
 def outcome(run: Path) -> dict[str, Any]:
     """Return everything of a run that must not depend on interruptions."""
     last = run / "checkpoints/last.ckpt"
-    rows = [json.loads((run / "metrics.json").read_text()), *logged_rows(run / "csv")]
+    rows = [
+        json.loads((run / "metrics.json").read_text()),
+        *logged_rows(run / "csv"),
+    ]
     for line in (run / "validation.jsonl").read_text().splitlines():
         rows.append(json.loads(line))
     for row in rows:
@@ -115,7 +124,11 @@ def main() -> None:
     n_equal = 0
     for arm, (_, kills) in ARMS.items():
         n_kills += kills
-        n_equal += kill_and_compare(folder / arm.replace(" ", "_"), arm, kills)
+        n_equal += kill_and_compare(
+            folder / arm.replace(" ", "_"),
+            arm,
+            kills,
+        )
     print(f"{n_kills} kills, {n_equal} of {len(ARMS)} arms equal to the bit")
     sys.exit(n_equal != len(ARMS))
 

@@ -19,8 +19,17 @@ class LayerInputs(NamedTuple):
 
 def layer_inputs(model: Any, T: int, M: int) -> tuple[Tensor, LayerInputs]:
     """Random states [2, M + T, 8], and the layer's arguments made of them."""
-    states = torch.randn(2, M + T, 8, dtype=torch.float64, requires_grad=True)
-    memory, hidden = states.split([M, T], dim=1)
+    states = torch.randn(
+        2,
+        M + T,
+        8,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
+    memory, hidden = states.split(
+        [M, T],
+        dim=1,
+    )
     positions = model.encoding.positions(M + T, -1, hidden)[0]
     visible = VisibleKeys(attention_mask(T, M, M, None, hidden))
     return states, LayerInputs(hidden, memory, positions, visible)

@@ -8,13 +8,19 @@ from tests.variants.one_layer import layer_inputs
 from txl_lightning.variants.attention_gate import AttentionGateTransformerXL
 
 
-@pytest.mark.parametrize(("gates", "width"), [("head", 1), ("element", 3)])
+@pytest.mark.parametrize(
+    ("gates", "width"),
+    [("head", 1), ("element", 3)],
+)
 def test_every_head_or_element_is_multiplied_by_a_gate_of_the_layers_input(gates, width):
     model = tiny_model(AttentionGateTransformerXL, gates=gates, terms="acd")
     attention = model.layers[0].attention
     _, inputs = layer_inputs(model, 3, 3)
     probabilities = attention.logits(*inputs).softmax(-1)
-    _, kv = attention.project(inputs.hidden, inputs.memory)
+    _, kv = attention.project(
+        inputs.hidden,
+        inputs.memory,
+    )
     heads = []
     for h, W_g in enumerate(attention.gate.weight.split(width)):
         gate = torch.sigmoid(inputs.hidden @ W_g.T)

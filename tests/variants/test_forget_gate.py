@@ -14,7 +14,11 @@ from txl_lightning.model.attention import Attention
 from txl_lightning.variants.forget_gate import ForgetGateConfig, ForgetGateTransformerXL
 
 
-@pytest.mark.parametrize("options", [{}, {"encoding": "none", "terms": ""}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"encoding": "none", "terms": ""}],
+    ids=str,
+)
 def test_the_scores_gain_the_logarithms_of_the_gates_of_all_tokens_after_the_key(options):
     T, M = 4, 3
     model = tiny_model(ForgetGateTransformerXL, **options)
@@ -30,13 +34,25 @@ def test_the_scores_gain_the_logarithms_of_the_gates_of_all_tokens_after_the_key
             added.append(log_f[..., j + 1 : M + i + 1].sum(dim=-1))
         rows.append(scores[:, :, i] + torch.stack(added, dim=-1))
     probabilities = torch.stack(rows, dim=2).softmax(dim=-1)
-    _, kv = attention.project(inputs.hidden, inputs.memory)
+    _, kv = attention.project(
+        inputs.hidden,
+        inputs.memory,
+    )
     naive = attention.combine_heads(probabilities @ kv[-1])
-    assert_same_gradients(attention(*inputs), naive, [states, *attention.parameters()])
+    assert_same_gradients(
+        attention(*inputs),
+        naive,
+        [states, *attention.parameters()],
+    )
 
 
 def test_heads_start_to_forget_over_one_token_to_the_longest_in_geometric_steps():
-    sizes = {"n_layer": 1, "d_model": 8, "n_head": 4, "d_head": 2}
+    sizes = {
+        "n_layer": 1,
+        "d_model": 8,
+        "n_head": 4,
+        "d_head": 2,
+    }
     model = ForgetGateTransformerXL(ForgetGateConfig(9, **sizes, forget_len=27))
     gates = model.layers[0].attention.forget.bias.sigmoid()
     assert (-1 / gates.log()).tolist() == pytest.approx([1.0, 3.0, 9.0, 27.0], rel=1e-4)

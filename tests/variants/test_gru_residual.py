@@ -30,11 +30,21 @@ def test_a_gated_residual_is_the_published_layer_in_outputs_and_gradients(M):
     states, inputs = layer_inputs(model, 3, M)
     norm = layer.attention_norm
     x = norm(inputs.hidden)
-    attended = layer.attention(x, norm(inputs.memory), inputs.positions, inputs.visible)
+    attended = layer.attention(
+        x,
+        norm(inputs.memory),
+        inputs.positions,
+        inputs.visible,
+    )
     o = naive_gate(layer.attention_residual, inputs.hidden, attended)
     after = layer.feed_forward(layer.feed_forward_norm(o))
     naive = naive_gate(layer.feed_forward_residual, o, after)
-    assert_same_gradients(layer(*inputs), naive, [states, *layer.parameters()], 1e-10)
+    assert_same_gradients(
+        layer(*inputs),
+        naive,
+        [states, *layer.parameters()],
+        1e-10,
+    )
 
 
 def n_parameters(model: TransformerXL) -> int:
@@ -50,4 +60,9 @@ def test_a_new_gate_nearly_returns_its_input_and_has_twelve_more_matrices_in_a_l
     assert gate.b_g.tolist() == [2.0] * 32
     x = torch.randn(1, 5, 32)
     kept = torch.sigmoid(gate.b_g) * x
-    torch.testing.assert_close(gate(x, torch.randn(1, 5, 32)), kept, rtol=0.2, atol=0.1)
+    torch.testing.assert_close(
+        gate(x, torch.randn(1, 5, 32)),
+        kept,
+        rtol=0.2,
+        atol=0.1,
+    )

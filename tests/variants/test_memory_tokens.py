@@ -42,7 +42,10 @@ FILES = sorted((Path(__file__).parent.parent / "reference/rmt").glob("*.safetens
 tokens_model = partial(tiny_model, MemoryTokensTransformerXL)
 
 
-@pytest.fixture(params=FILES, ids=lambda path: path.stem)
+@pytest.fixture(
+    params=FILES,
+    ids=lambda path: path.stem,
+)
 def reference(request: pytest.FixtureRequest) -> Reference:
     return Reference.load(request.param)
 
@@ -68,26 +71,43 @@ def scored(
     reference: Reference, model: Any, keeps_gradient: bool = False
 ) -> list[tuple[Tensor, TokenMemory]]:
     """Losses of every segment and the memory after it."""
-    memory = replace(model.start_memory(2), keeps_gradient=keeps_gradient)
+    memory = replace(
+        model.start_memory(2),
+        keeps_gradient=keeps_gradient,
+    )
     results = []
     for tokens, targets in reference.segments():
-        nll, memory = model.score(tokens, targets, memory)
+        nll, memory = model.score(
+            tokens,
+            targets,
+            memory,
+        )
         results.append((nll, memory))
         # In their code states never carry a gradient.
-        memory = replace(memory, states=memory.states.detach())
+        memory = replace(
+            memory,
+            states=memory.states.detach(),
+        )
     return results
 
 
 def test_losses_memory_tokens_and_states_are_those_of_the_authors(reference, close):
     model = from_original(reference.weights, reference.config)
     for i, (nll, memory) in enumerate(scored(reference, model)):
-        found = [nll, memory.tokens_nBD.transpose(0, 1)]
+        found = [
+            nll,
+            memory.tokens_nBD.transpose(0, 1),
+        ]
         expected = [reference.tensors[f"{name}/{i}"] for name in ("nll", "memory_tokens")]
         torch.testing.assert_close(found, expected, **close)
         reference.assert_states(i, memory, close)
 
 
-@pytest.mark.parametrize("through", [False, True], ids=["last segment", "all segments"])
+@pytest.mark.parametrize(
+    "through",
+    [False, True],
+    ids=["last segment", "all segments"],
+)
 def test_gradients_of_parameters_are_those_of_the_authors(reference, close, through):
     model = from_original(reference.weights, reference.config)
     nll, memory = scored(reference, model, keeps_gradient=through)[-1]
@@ -150,29 +170,68 @@ def naive(model: Any, tokens_T: Tensor, memory: TokenMemory, b: int) -> list[Ten
     Q = len(hidden)
     for N, layer in enumerate(model.layers):
         keys_KD = torch.cat([memory.states[N, b], hidden])
-        heads = naive_heads(layer.attention, model.encoding, keys_KD, T, Q, config)
-        hidden = layer.after_attention(hidden, layer.attention.output(heads))
+        heads = naive_heads(
+            layer.attention,
+            model.encoding,
+            keys_KD,
+            T,
+            Q,
+            config,
+        )
+        hidden = layer.after_attention(
+            hidden,
+            layer.attention.output(heads),
+        )
     written = hidden[n + T :] if config.write_tokens else hidden[:n]
-    return [hidden[n : n + T], written]
+    return [
+        hidden[n : n + T],
+        written,
+    ]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("n", "mem_len", "writes", "see_states"),
-    product_of([1, 4], [0, 7], [True, False], [True, False]),
+    product_of(
+        [1, 4],
+        [0, 7],
+        [True, False],
+        [True, False],
+    ),
 )
 def test_segments_equal_loops_over_all_pairs(n, mem_len, writes, see_states):
     options = {"write_tokens": writes, "tokens_see_states": see_states}
-    model = tokens_model(n_tokens=n, mem_len=mem_len, **options)
+    model = tokens_model(
+        n_tokens=n,
+        mem_len=mem_len,
+        **options,
+    )
     memory = model.start_memory(2)
     for tokens in random_stream(2, 9).split([4, 3, 2], dim=1):
         hidden, after = model(tokens, memory)
         for b in range(2):
-            found = [hidden[b], after.tokens_nBD[:, b]]
-            assert_close(found, naive(model, tokens[b], memory, b))
-        last, same = model(tokens, memory, n_last=2)
-        some, _ = model(tokens, memory, places_Q=torch.tensor([1, 0]))
-        assert_close((last, some), (hidden[:, -2:], hidden[:, [1, 0]]))
+            found = [
+                hidden[b],
+                after.tokens_nBD[:, b],
+            ]
+            assert_close(
+                found,
+                naive(model, tokens[b], memory, b),
+            )
+        last, same = model(
+            tokens,
+            memory,
+            n_last=2,
+        )
+        some, _ = model(
+            tokens,
+            memory,
+            places_Q=torch.tensor([1, 0]),
+        )
+        assert_close(
+            (last, some),
+            (hidden[:, -2:], hidden[:, [1, 0]]),
+        )
         assert_close(same.tokens_nBD, after.tokens_nBD)
         memory = after
 
@@ -180,7 +239,11 @@ def test_segments_equal_loops_over_all_pairs(n, mem_len, writes, see_states):
 @torch.no_grad()
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(encoding):
-    model = tokens_model(**ENCODINGS[encoding], n_tokens=3, mem_len=0)
+    model = tokens_model(
+        **ENCODINGS[encoding],
+        n_tokens=3,
+        mem_len=0,
+    )
     streams = random_stream(1, 12).repeat(3, 1)
     for row, place in ((1, 0), (2, 10)):  # in the first segment, and in the last
         streams[row, place] = (streams[row, place] + 1) % 11
@@ -190,7 +253,10 @@ def test_every_encoding_hands_on_what_was_written_and_nothing_after_a_token(enco
     assert is_changed[2].tolist() == [False, False, True, True]
 
 
-LONG = [{}, {"write_tokens": False, "encoding": "rope", "d_head": 4}]
+LONG = [
+    {},
+    {"write_tokens": False, "encoding": "rope", "d_head": 4},
+]
 
 
 @pytest.mark.parametrize("options", LONG, ids=str)
@@ -199,8 +265,16 @@ def test_long_segments_on_the_cpu_equal_the_fused_kernel(options, monkeypatch):
     stream = random_stream(2, 301)
     results = []
     for on_cpu in (True, False):
-        monkeypatch.setattr(attention, "is_eager_on_cpu", lambda tensor, on_cpu=on_cpu: on_cpu)
-        model = tokens_model(n_tokens=70, mem_len=5, **options)
+        monkeypatch.setattr(
+            attention,
+            "is_eager_on_cpu",
+            lambda tensor, on_cpu=on_cpu: on_cpu,
+        )
+        model = tokens_model(
+            n_tokens=70,
+            mem_len=5,
+            **options,
+        )
         losses, _ = score_segments(model, stream, 150)
         losses.mean().backward()
         with torch.no_grad():

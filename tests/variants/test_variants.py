@@ -71,7 +71,12 @@ RESUMED += [pytest.param("none", DOCUMENTS, marks=pytest.mark.full)]
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, variant, words):
     options = (f"variant={variant}", *VARIANTS.get(variant, ()), *words.split(), *OPTIONS)
     whole = train_tiny(tmp_path, *options, name="whole")
-    first = train_tiny(tmp_path, *options, "trainer.max_steps=6", name="resumed")
+    first = train_tiny(
+        tmp_path,
+        *options,
+        "trainer.max_steps=6",
+        name="resumed",
+    )
     train_tiny(tmp_path, *options, "resume=auto", name="resumed")
     assert whole["val/bpb"] < first["val/bpb"] < 8.5
     assert whole["tokens"] == 12 * 4 * 8 * (3 if SEGMENTS in words else 1)
@@ -79,6 +84,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, variant
     for name in ("whole", "resumed"):
         path = tmp_path / name / "checkpoints/last.ckpt"
         states.append((read_file(path)["state_dict"], stored_memory(path).state_dict()))
-    torch.testing.assert_close(*states, rtol=0, atol=0)
+    torch.testing.assert_close(
+        *states,
+        rtol=0,
+        atol=0,
+    )
     file = "model.transformer_xl" if variant == "none" else f"variants.{variant}"
     assert type(load_trained(path).model).__module__ == f"txl_lightning.{file}"
