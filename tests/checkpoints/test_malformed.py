@@ -68,8 +68,14 @@ REFUSED = {
         "txl_lightning/vocabulary", {"level": "byte", "symbols": list("abc")}
     ),
     "no weights": drop("state_dict"),
-    "weight of another shape": put(WEIGHT, lambda x: x[:, :-1].clone()),
-    "weight of 4 TB": put(WEIGHT, lambda x: torch.zeros(1).expand(10**6, 10**6)),
+    "weight of another shape": put(
+        WEIGHT,
+        lambda x: x[:, :-1].clone(),
+    ),
+    "weight of 4 TB": put(
+        WEIGHT,
+        lambda x: torch.zeros(1).expand(10**6, 10**6),
+    ),
     "no step": drop("global_step"),
 }
 TRAINING = "txl_lightning/training"
@@ -79,10 +85,16 @@ OTHERS = {
     "interpolation": put(f"{CONFIG}/data/document_start", "${oc.env:SECRET}"),
     "cache of an interpolation": put(f"{CONFIG}/data/cache_dir", "${new_directory:made}"),
     "weight nan": put(WEIGHT, lambda x: torch.full_like(x, torch.nan)),
-    "memory of fewer streams": put(f"{TRAINING}/memory/memory/states", lambda x: x[:, :2].clone()),
+    "memory of fewer streams": put(
+        f"{TRAINING}/memory/memory/states",
+        lambda x: x[:, :2].clone(),
+    ),
     "weights only": drop("optimizer_states"),
     "position elsewhere": put("loops/fit_loop/state_dict/combined_loader/0/position", 2),
-    "random state short": put(f"{TRAINING}/random/0/cpu", lambda x: x[:8].clone()),
+    "random state short": put(
+        f"{TRAINING}/random/0/cpu",
+        lambda x: x[:8].clone(),
+    ),
     "moments of another shape": put("optimizer_states/0/state/0/exp_avg", torch.zeros(3)),
 }
 FILES = {  # instead of a checkpoint
@@ -96,7 +108,10 @@ OPTIONS = {"evaluate": "checkpoint", "convert": "source"}
 def use(name: str, path: Path, folder: Path) -> None:
     """Use a checkpoint as a command does."""
     if name == "evaluate":
-        evaluate(EvaluateOptions(str(path), max_segments=1, batch_size=2, num_threads=1), folder)
+        evaluate(
+            EvaluateOptions(str(path), max_segments=1, batch_size=2, num_threads=1),
+            folder,
+        )
     elif name == "convert":
         words = [
             f"source={path}",

@@ -115,7 +115,10 @@ def prepared(
 def even_clusters(cluster_of: torch.Tensor, n_clusters: int) -> list[int]:
     """Stand in for `targets_per_cluster`, which waits for the device: every cluster gets its share of the targets."""
     n = cluster_of.numel()
-    return [n - (n_clusters - 1) * (n // n_clusters), *[n // n_clusters] * (n_clusters - 1)]
+    return [
+        n - (n_clusters - 1) * (n // n_clusters),
+        *[n // n_clusters] * (n_clusters - 1),
+    ]
 
 
 @contextmanager

@@ -22,7 +22,10 @@ from txl_lightning.recl.windows import window_losses, window_reader
 from txl_lightning.training.callbacks import StopSignals
 from txl_lightning.training.run import build, fit, quiet_libraries, train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
 
 CORPUS = np.arange(200) % 30
 GPU = ("trainer=gpu", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=12")
@@ -36,7 +39,10 @@ def test_losses_and_gradients_are_those_of_the_cpu(arm):
     for device in ("cpu", "cuda"):
         model.to(device).zero_grad()
         moved = window.to(device)
-        _, memory = model.score(moved[:, :-1], moved[:, 1:])
+        _, memory = model.score(
+            moved[:, :-1],
+            moved[:, 1:],
+        )
         nll_BT, _ = model.score(
             moved[:, :-1],
             moved[:, 1:],

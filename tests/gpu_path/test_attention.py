@@ -63,7 +63,14 @@ def _the_kernel_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def attend(sizes: str, dropout: float = 0.0, documents: bool = False) -> None:
     """Forward and backward pass of one layer's attention in bfloat16."""
     H, B, T, K, E = SIZES[sizes]
-    shapes = [(H, B, T, E), (H, B, K, E), (H, K + 1, E), (H, E), (H, E), (H, B, K, E)]
+    shapes = [
+        (H, B, T, E),
+        (H, B, K, E),
+        (H, K + 1, E),
+        (H, E),
+        (H, E),
+        (H, B, K, E),
+    ]
     inputs = [
         torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True)
         for shape in shapes
@@ -105,7 +112,10 @@ def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options):
     assert not {n for n in products.found if n % 8}
 
 
-@pytest.mark.parametrize("arm", [arm for arm in ARMS if "lstm" not in arm and arm != "qrnn"])
+@pytest.mark.parametrize(
+    "arm",
+    [arm for arm in ARMS if "lstm" not in arm and arm != "qrnn"],
+)
 def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
     model = make(arm).double().eval()
     window = tokens()
@@ -117,7 +127,10 @@ def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
             lambda n, x, pads=pads: -n % 8 if pads else 0,
         )
         model.zero_grad()
-        nll_BT, memory = model.score(window[:, :-1], window[:, 1:])
+        nll_BT, memory = model.score(
+            window[:, :-1],
+            window[:, 1:],
+        )
         nll_BT = (
             nll_BT
             + model.score(
@@ -137,10 +150,20 @@ def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
 def test_padded_heads_of_narrow_tables_change_no_loss(monkeypatch):
     config = TransformerXLConfig(cutoffs=(5, 12), div_val=2, **ODD)
     model = TransformerXL(config).double().eval()
-    window = torch.randint(31, (2, 8), generator=torch.Generator().manual_seed(0))
-    expected, _ = model.score(window[:, :-1], window[:, 1:])
+    window = torch.randint(
+        31,
+        (2, 8),
+        generator=torch.Generator().manual_seed(0),
+    )
+    expected, _ = model.score(
+        window[:, :-1],
+        window[:, 1:],
+    )
     monkeypatch.setattr(gpu, "n_padding", lambda n, x: -n % 8)
-    padded, _ = model.score(window[:, :-1], window[:, 1:])
+    padded, _ = model.score(
+        window[:, :-1],
+        window[:, 1:],
+    )
     torch.testing.assert_close(padded, expected, rtol=1e-12, atol=1e-12)
 
 

@@ -24,7 +24,10 @@ def scaled_step(
     )
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     window = tokens()
-    nll_BT, _ = model.score(window[:, :-1], window[:, 1:])
+    nll_BT, _ = model.score(
+        window[:, :-1],
+        window[:, 1:],
+    )
     scaler.scale(nll_BT.mean()).backward()
     if poisoned:
         next(p for n, p in model.named_parameters() if n.endswith("qkv.weight")).grad[0, 0] = (
@@ -63,7 +66,12 @@ def test_a_step_of_muon_at_base_size_has_few_launches():
         model = TransformerXL(config)
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
-    optimizer, _ = make_optimizer(model, OptimizerConfig(name="muon", lr=0.01), 10, fused=False)
+    optimizer, _ = make_optimizer(
+        model,
+        OptimizerConfig(name="muon", lr=0.01),
+        10,
+        fused=False,
+    )
     optimizer._adam.step = lambda: None  # one launch on a GPU, where it is fused
     optimizer.step()
     with Launches() as launches:

@@ -80,7 +80,10 @@ FAULTS = [
     ),
     (Scored, "cannot be scored"),
     (
-        Scored(right, encode=lambda text: ([1] * 3, ["a", "b"])),
+        Scored(
+            right,
+            encode=lambda text: ([1] * 3, ["a", "b"]),
+        ),
         "encode must return tokens and the text of each",
     ),
     (Scored(lambda tokens, targets: (targets * torch.inf, None)), NO_LOSS),

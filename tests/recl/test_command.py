@@ -85,7 +85,11 @@ def test_losses_are_those_of_single_windows(runs, tmp_path):
     for c, context in enumerate(arrays["contexts"]):
         window = tokens[:, position - context : position + 1]
         target = window[:, -1:]
-        nll, _ = model.score(window[:, :-1], target, None)
+        nll, _ = model.score(
+            window[:, :-1],
+            target,
+            None,
+        )
         assert arrays["nll"][0, c, 7] == pytest.approx(nll.item(), rel=1e-5)
     assert arrays["nll"][1, 0] == pytest.approx(np.log(8))
     means = arrays["nll"].mean(axis=2)
@@ -130,7 +134,10 @@ def test_no_window_begins_in_another_document_unless_asked(runs, tmp_path):
     ignore_IP = np.abs(ignore_ICP[:, 1] - ignore_ICP[:, 0])
     assert respect_IP[:, is_cut_P].max() < 1e-5
     assert (ignore_IP > 1e-7).mean() > 0.9  # a loss may be equal by chance
-    np.testing.assert_array_equal(respect_ICP[0, 0, ~is_cut_P], ignore_ICP[0, 0, ~is_cut_P])
+    np.testing.assert_array_equal(
+        respect_ICP[0, 0, ~is_cut_P],
+        ignore_ICP[0, 0, ~is_cut_P],
+    )
 
 
 def test_options_change_the_grid_and_the_losses(runs, tmp_path):

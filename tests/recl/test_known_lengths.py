@@ -6,7 +6,10 @@ from examples.recall_oracle import TEXT
 from tests.recl.small_recl import recl
 
 
-@pytest.mark.parametrize(("first_context", "length"), [(32, 48), (16, 16)])
+@pytest.mark.parametrize(
+    ("first_context", "length"),
+    [(32, 48), (16, 16)],
+)
 def test_a_plateau_ends_the_length_and_not_the_context_within_a_percent(
     first_context,
     length,

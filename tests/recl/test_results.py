@@ -114,7 +114,10 @@ def lines_of(axes: Axes) -> dict[str, Any]:
     """The lines of models, and of the gain that RECL needs, by name."""
     bars = axes.containers
     lines = {str(bar.get_label()).removesuffix(" (zero)"): bar.lines[0] for bar in bars}
-    return {**lines, **{str(line.get_label()): line for line in axes.get_lines()}}
+    return {
+        **lines,
+        **{str(line.get_label()): line for line in axes.get_lines()},
+    }
 
 
 def test_figures_show_the_values_and_a_model_has_one_colour(

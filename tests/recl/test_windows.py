@@ -137,7 +137,12 @@ def test_a_limit_off_the_grid_is_read_with_exactly_so_many_tokens():
     model = tiny_model(encoding="relative", mem_len=0)
     limited = WindowReader(model, limit=10, one_pass=True)
     losses = window_losses(limited, TOKENS, POSITIONS, [4, 8, 12, 16])
-    expected = window_losses(WindowReader(model), TOKENS, POSITIONS, [4, 8, 10, 10])
+    expected = window_losses(
+        WindowReader(model),
+        TOKENS,
+        POSITIONS,
+        [4, 8, 10, 10],
+    )
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-12)
 
 

@@ -106,5 +106,8 @@ def fresh_loss(model: Any, tokens: np.ndarray, context: int, place: int) -> floa
     window = torch.from_numpy(tokens[place - context : place + 1])[None]
     with torch.no_grad():
         fresh = copy.deepcopy(model)
-        losses, _ = fresh.score(window[:, :-1], window[:, -1:])
+        losses, _ = fresh.score(
+            window[:, :-1],
+            window[:, -1:],
+        )
     return float(losses)

@@ -90,7 +90,10 @@ def test_a_converted_model_is_fine_tuned_at_once(convert, place, source, tmp_pat
     there = convert(source, "txl", "there", "huggingface")
     back = convert(there, "huggingface", "back.ckpt", "txl", "vocabulary=corpus")
     same = (*TRAINED, "trainer.max_steps=1", "optimizer.lr=1e-9")
-    tuned = train(tiny_config(place, *same, f"initial_weights={back}"), tmp_path / "tuned")
+    tuned = train(
+        tiny_config(place, *same, f"initial_weights={back}"),
+        tmp_path / "tuned",
+    )
     before = json.loads((place / "run/metrics.json").read_text())
     assert tuned["val/nll"] == pytest.approx(before["val/nll"], abs=1e-4)
 

@@ -75,7 +75,13 @@ def published_model() -> TransformerXL:
         "untie_biases": True,
     }
     return (
-        tiny_model(**sizes, mem_len=6, same_length=True, clamp_len=7, memory_start="zeros")
+        tiny_model(
+            **sizes,
+            mem_len=6,
+            same_length=True,
+            clamp_len=7,
+            memory_start="zeros",
+        )
         .float()
         .eval()
     )
