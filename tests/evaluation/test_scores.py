@@ -138,21 +138,15 @@ def test_a_line_names_its_units_and_fits_on_a_terminal(perplexity: float) -> Non
 
 def test_notes_say_what_was_scored_and_how() -> None:
     values = {
-        "tokens": 12345678,
-        "left_out": {"first_of_streams": 10, "max_segments": 1234567},
         "standard_error": {"over": "blocks of 1,000 tokens"},
         "evaluation": {"protocol": "carried", "mem_len": 640, "cached": True, "same_length": False},
     }
     name = "a corpus with a long name"
-    corpus = Corpus(
-        name,
-        {"test": np.zeros(20)},
-        Vocabulary("byte"),
-        "",
-        unknown={"test": 0.5},
-    )
+    tokens = {"test": np.zeros(20)}
+    corpus = Corpus(name, tokens, Vocabulary("byte"), "", unknown={"test": 0.5})
     lines = notes({"test": values}, corpus)
     assert max(map(len, lines)) <= LINE_WIDTH
-    text = " ".join(lines)
-    assert "12,345,678 tokens scored, 1,234,577 left out" in text
-    assert "over blocks of 1,000 tokens; protocol carried, mem_len 640, cached" in text
+    assert " ".join(lines) == (
+        f"{name}, test with 50.0% <unk> (10); ± is a standard error over blocks of 1,000 tokens; "
+        "protocol carried, mem_len 640, cached"
+    )

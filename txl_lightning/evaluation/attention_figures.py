@@ -72,7 +72,7 @@ def heat_maps(
         image = axes.imshow(values, norm=norm, aspect="auto", **look)
         axes.set_title(name, fontsize=10)
     figure.suptitle(textwrap.fill(title, 56), fontsize=11, parse_math=False)
-    bar = figure.colorbar(image, ax=all_axes, extend="min", location="bottom")
+    bar = figure.colorbar(image, ax=all_axes, extend="min", location="bottom", aspect=50)
     bar.set_label("attention (share of 1)", fontsize=9)
     return figure, all_axes
 
