@@ -53,9 +53,8 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     Raises:
         UserError: an option, the checkpoint or the prompt is not usable.
     """
-    given = (options.prompt, options.prompt_ids, options.context)
-    allowed = "one of prompt, prompt_ids, context must be given"
-    require(given.count(None) == 2, "prompt", options.prompt, allowed)
+    is_one = (options.prompt is None) != (options.context is None)
+    require(is_one, "prompt", options.prompt, "either prompt or context must be given")
     Sampling(options.top_k, options.top_p, options.temperature).check()
     trained = open_checkpoint(options)
     prompt = read_prompt(options, trained)
@@ -112,12 +111,6 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> dict[str, An
     """
     if options.context is not None:
         return context_prompt(options, trained, options.context)
-    if options.prompt_ids is not None:
-        ids = options.prompt_ids
-        last = len(trained.vocabulary) - 1
-        fits = bool(ids) and min(ids) >= 0 and max(ids) <= last
-        require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {last}")
-        return {"tokens": ids}
     text = options.prompt or ""
     shown = f"{text!r:.40}"
     with naming("prompt", shown):
