@@ -173,7 +173,9 @@ def sums_by_distance(weights_HBTK: Tensor, counted_BT: Tensor, reach: int) -> Te
     weights_HTK = (weights_HBTK * counted_BT[:, :, None]).sum(dim=1, dtype=torch.float64)
     H, T, K = weights_HTK.shape
     keys_K = torch.arange(K, device=weights_HTK.device)
-    distances_TK = (keys_K[K - T :, None] - keys_K).clamp(0, reach)  # keys after a query have no weight
+    distances_TK = (keys_K[K - T :, None] - keys_K).clamp(
+        0, reach
+    )  # keys after a query have no weight
     sums = weights_HTK.new_zeros(H, reach + 1)
     return sums.index_add_(1, distances_TK.flatten(), weights_HTK.flatten(1))[:, :reach]
 

@@ -77,9 +77,7 @@ def heat_maps(
     return figure, all_axes
 
 
-def draw_distances(
-    stem: Path, panels: Mapping[str, Array], n_layers: int, averaged: str
-) -> None:
+def draw_distances(stem: Path, panels: Mapping[str, Array], n_layers: int, averaged: str) -> None:
     """Draw Figure 5, or Figure 7 with a panel for each term: rows are heads, columns positions.
 
     The oldest token is on the left, the query itself on the right, in reading order.

@@ -110,8 +110,9 @@ def score_line(split: str, entry: Mapping[str, Any]) -> str:
 def notes(entries: Mapping[str, Mapping[str, Any]], corpus: Corpus) -> list[str]:
     """Return lines on what was scored and how: the text, its `<unk>`, the unit behind ±, and the settings."""
     what = corpus.name
-    for split, entry in entries.items():
+    for split in entries:
         what += f", {split}{corpus.unknown_share(split)}"
+    entry = entries[split]
     over = entry["standard_error"]["over"]
     shown = []
     for name, value in entry["evaluation"].items():
