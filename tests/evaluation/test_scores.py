@@ -12,7 +12,7 @@ from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.losses import TokenLosses
-from txl_lightning.evaluation.scores import LINE_WIDTH, loss_values, notes, score_line
+from txl_lightning.evaluation.scores import LINE_WIDTH, loss_values, score_line
 from txl_lightning.evaluation.trained import load_trained
 
 
@@ -134,19 +134,3 @@ def test_a_line_names_its_units_and_fits_on_a_terminal(perplexity: float) -> Non
     for one in (line, best):
         assert len(one) <= LINE_WIDTH
         assert "(training's lengths: " in one
-
-
-def test_notes_say_what_was_scored_and_how() -> None:
-    values = {
-        "standard_error": {"over": "blocks of 1,000 tokens"},
-        "evaluation": {"protocol": "carried", "mem_len": 640, "cached": True, "same_length": False},
-    }
-    name = "a corpus with a long name"
-    tokens = {"test": np.zeros(20)}
-    corpus = Corpus(name, tokens, Vocabulary("byte"), "", unknown={"test": 0.5})
-    lines = notes({"test": values}, corpus)
-    assert max(map(len, lines)) <= LINE_WIDTH
-    assert " ".join(lines) == (
-        f"{name}, test with 50.0% <unk> (10); ± is a standard error over blocks of 1,000 tokens; "
-        "protocol carried, mem_len 640, cached"
-    )

@@ -89,7 +89,6 @@ def cpu_bfloat16_speedup() -> float:
 
     The best among several turns counts, in CPU time: other programs may wait for the same core.
     """
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

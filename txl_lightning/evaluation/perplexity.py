@@ -21,7 +21,7 @@ from txl_lightning.evaluation.commands import (
 from txl_lightning.evaluation.continuations import score_table
 from txl_lightning.evaluation.options import OWN_SPLITS, EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, given_lengths, protocol_from_options
-from txl_lightning.evaluation.scores import notes, score_line, score_split
+from txl_lightning.evaluation.scores import score_line, score_split
 from txl_lightning.evaluation.units import UNITS, loss_unit
 from txl_lightning.files import write_json
 from txl_lightning.reporting.canvas import line_figure
@@ -90,8 +90,11 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     }
     write_json(directory / "evaluation.json", results)
     log_results("evaluate", results, options, directory)
-    lines = [score_line(split, entry) for split, entry in entries.items()]
-    return lines + notes(entries, corpus)
+    lines = []
+    for split, entry in entries.items():
+        lines.append(score_line(f"{split}{corpus.unknown_share(split)}", entry))
+    over = entry["standard_error"]["over"]
+    return [*lines, f"{corpus.name}; ± is a standard error over {over}; more in evaluation.json"]
 
 
 def check_options(options: EvaluateOptions) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ def loss_values(losses: TokenLosses, corpus: Corpus, split: str, block_len: int)
     }
 
 
-def score_line(split: str, entry: Mapping[str, Any]) -> str:
+def score_line(name: str, entry: Mapping[str, Any]) -> str:
     """Return one line: the loss in words with its standard error, bits per byte, the loss at training's lengths.
 
     test: 1.9460 ± 0.0123 bits per byte (training's lengths: 1.9871)
@@ -86,10 +85,9 @@ def score_line(split: str, entry: Mapping[str, Any]) -> str:
     Further units are left out if the line is too long. With attention lengths it is the loss at the best one.
     """
     values = entry
-    name = split
     if "selected" in entry:
         values = {**entry["selected"]["best"], "init": entry["selected"]["init"]}
-        name = f"{split}, attention length {values['attention_length']}"
+        name = f"{name}, attention length {values['attention_length']}"
     first, *others = shown_units(values)
     unit = UNITS[first]
     number = unit.number(values[first])
@@ -105,18 +103,3 @@ def score_line(split: str, entry: Mapping[str, Any]) -> str:
         if len(f"{line}, {words}{ending}") <= LINE_WIDTH:
             line += f", {words}"
     return line + ending
-
-
-def notes(entries: Mapping[str, Mapping[str, Any]], corpus: Corpus) -> list[str]:
-    """Return lines on what was scored and how: the text, its `<unk>`, the unit behind ±, and the settings."""
-    what = corpus.name
-    for split in entries:
-        what += f", {split}{corpus.unknown_share(split)}"
-    entry = entries[split]
-    over = entry["standard_error"]["over"]
-    shown = []
-    for name, value in entry["evaluation"].items():
-        if value not in (None, False, -1):
-            shown.append(f"{name} {value}".removesuffix(" True"))
-    text = f"{what}; ± is a standard error over {over}; {', '.join(shown)}"
-    return textwrap.wrap(text, LINE_WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -210,17 +210,13 @@ def report(results: dict[str, Any]) -> list[str]:
     rows = []
     for result in results["results"]:
         row = [f"{result['attention_len']:,}"]
-        for name in SCHEMES:
-            row.append(f"{1000 * result['seconds_per_token'][name]['median']:,.3f}")
+        for times in result["seconds_per_token"].values():
+            row.append(f"{1000 * times['median']:,.3f}")
         for name in ("hidden", "cached"):
             row.append(f"{result['ratios'][f'vanilla/{name}']['median']:,.0f}")
         rows.append(row)
-    return [
-        *markdown_table(header, rows).splitlines(),
-        "",
-        "vanilla: a forward pass over the attention length for every token, softmax of its last position only. "
-        f"hidden, cached: segments of {results['segment_len']} tokens with a memory of hidden states (the paper's) or "
-        "of keys and values, as long as the attention. Random weights.",
-        f"Medians of {results['rounds']} rounds, ratios within a round. "
-        "{device}, threads: {threads}, torch {torch}.".format(**results["machine"]),
-    ]
+    notes = (
+        "vanilla: a window for every token; hidden (the paper's), cached: state reuse. Medians of "
+    )
+    notes += "{rounds} rounds; {machine[device]}, threads: {machine[threads]}.".format(**results)
+    return [*markdown_table(header, rows).splitlines(), notes]
