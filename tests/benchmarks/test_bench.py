@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import bench
-from benchmarks.bench import CASES, measure, table, turns_of
+from benchmarks.bench import CASES, command_turns, measure, table, turns_of
 
 
 def test_ratios_are_of_the_same_round_and_precision() -> None:
@@ -24,6 +24,12 @@ def test_ratios_are_of_the_same_round_and_precision() -> None:
 @pytest.mark.slow
 def test_a_turn_is_timed() -> None:
     assert turns_of("ours", CASES["tiny"])() > 0
+
+
+@pytest.mark.slow
+def test_every_turn_of_a_command_trains_in_a_new_folder() -> None:
+    """The run before the first turn has finished, so `txl train` would refuse its folder."""
+    assert command_turns(CASES["first-step"])() > 0
 
 
 @pytest.mark.full
