@@ -303,12 +303,8 @@ def command_turns(case: Case) -> Callable[[], float]:
     def turn() -> float:
         with tempfile.TemporaryDirectory() as folder:  # a finished run is not trained again
             start = time.perf_counter()
-            subprocess.run(
-                [*command, f"hydra.run.dir={folder}/run"],
-                check=True,
-                capture_output=True,
-                cwd=folder,
-            )
+            words = [*command, f"hydra.run.dir={folder}/run"]
+            subprocess.run(words, check=True, capture_output=True)
             return time.perf_counter() - start
 
     turn()

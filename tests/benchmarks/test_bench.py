@@ -22,13 +22,9 @@ def test_ratios_are_of_the_same_round_and_precision() -> None:
 
 
 @pytest.mark.slow
-def test_a_turn_is_timed() -> None:
+def test_turns_are_timed() -> None:
+    """Each turn of a command trains in a new folder: `txl train` refuses one with a finished run."""
     assert turns_of("ours", CASES["tiny"])() > 0
-
-
-@pytest.mark.slow
-def test_every_turn_of_a_command_trains_in_a_new_folder() -> None:
-    """The run before the first turn has finished, so `txl train` would refuse its folder."""
     assert command_turns(CASES["first-step"])() > 0
 
 
