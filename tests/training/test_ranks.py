@@ -82,11 +82,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def differences(runs: Path, first: str, second: str) -> float:
     """The largest difference of the losses of a step."""
-    losses = recorded_losses(runs / first)
-    others = recorded_losses(runs / second)
-    assert [step for step, _ in losses] == [step for step, _ in others]
-    assert len(losses) >= 20
-    return max(abs(a[1] - b[1]) for a, b in zip(losses, others, strict=True))
+    largest = 0.0
+    losses = (recorded_losses(runs / first), recorded_losses(runs / second))
+    for (step, a), (other_step, b) in zip(*losses, strict=True):
+        assert step == other_step
+        largest = max(largest, abs(a - b))
+    assert len(losses[0]) >= 20
+    return largest
 
 
 def check_losses(runs: Path, arm: str, worlds: tuple[int, ...], tolerance: float) -> None:
