@@ -12,7 +12,17 @@ from tests.docs.pages import PAGES, README, ROOT, blocks, name_of, prose
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 ALL_PAGES = [*PAGES, ROOT / "BENCHMARKS.md", ROOT / "CHANGELOG.md"]
-GROUPS = ("profile", "model", "encoding", "memory", "data", "optimizer", "trainer", "logger", "experiment")
+GROUPS = (
+    "profile",
+    "model",
+    "encoding",
+    "memory",
+    "data",
+    "optimizer",
+    "trainer",
+    "logger",
+    "experiment",
+)
 
 
 def anchors(page: Path) -> set[str]:
