@@ -69,13 +69,12 @@ def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
         )
         return json.loads((tmp_path / "generation.json").read_text())
 
-    by_ids = generated(prompt_ids=[1, 4, 9])
-    assert by_ids["prompt"]["text"] == "n1 n4 n9"
-    (sample,) = by_ids["samples"]
+    by_names = generated(prompt="n1 n4 n9")
+    assert by_names["prompt"] == {"tokens": [1, 4, 9], "text": "n1 n4 n9"}
+    (sample,) = by_names["samples"]
     assert sample["text"] == " ".join(f"n{number}" for number in sample["tokens"])
-    assert generated(prompt="n1 n4 n9")["samples"] == [sample]
-    with pytest.raises(OptionError, match=r"^prompt_ids=.*: must be a list of ids from 0 to 59"):
-        generated(prompt_ids=[60])
+    with pytest.raises(OptionError, match=r"^prompt='n60': 'n60' is not among"):
+        generated(prompt="n60")
 
 
 def test_a_resumed_run_continues_with_a_moved_file(tmp_path: Path) -> None:

@@ -115,7 +115,11 @@ def test_symbols_as_the_papers_code_prepares_them(tmp_path):
     ):
         path.write_text(text)
         assert read_vocabulary(path, level).symbols == symbols
-    for level, symbol in (("byte", "256"), ("byte", "the"), ("char", "the")):
-        path.write_text(f"{'1' if level == 'byte' else 'a'}\n{symbol}\n")
-        with pytest.raises(OptionError, match=f"symbol 1: '{symbol}' is not a {level}"):
+    for level, symbol, said in (
+        ("byte", "256", r"must be in range\(0, 256\)"),
+        ("byte", "the", "invalid literal .* 'the'"),
+        ("char", "the", "expected a character"),
+    ):
+        path.write_text(f"1\n{symbol}\n")
+        with pytest.raises(OptionError, match=f"vocabulary=.*: cannot be used .*{said}"):
             read_vocabulary(path, level)  # type: ignore[arg-type]
