@@ -17,9 +17,9 @@ from tests.data.helpers import files
 from tests.in_process import refusal, run_txl, success
 from tests.training.small_run import TEXT, trained
 from txl_lightning import __version__
-from txl_lightning.commands import COMMANDS
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.files import LOCK, locked
+from txl_lightning.registry import COMMANDS
 
 
 def test_help_lists_the_commands() -> None:

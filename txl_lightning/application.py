@@ -26,13 +26,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from txl_lightning.commands import COMMANDS, Command
 from txl_lightning.config.schemas import CONF, REMOVED, Config, flat, schemas, typed
 from txl_lightning.errors import Stopped, UserError, is_first_rank, require
 from txl_lightning.files import locked, write_text
 from txl_lightning.launcher import CALL, prepare_wandb, run_in_process
 from txl_lightning.multirun import JobFolder, check_search, write_results
-from txl_lightning.registry import CHOICES, load_guests
+from txl_lightning.registry import CHOICES, COMMANDS, Command, load_guests
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError)
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -110,27 +109,26 @@ class RunFolder(Callback):
     """Hydra callback in `conf/common.yaml`: locks the folder before Hydra writes into it."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Lock a run's folder."""
+        """Lock the folder of a run or multirun; refuse a search whose jobs would all fail."""
+        settings = config.hydra
         with _refusing():
-            _refuse_hidden_files(config)
-            if config.hydra.output_subdir is not None:
-                CALL.folder = Path(str(config.hydra.run.dir))
+            _refuse_hidden_files(settings.runtime.config_sources)
+            if settings.mode == RunMode.MULTIRUN:
+                check_search(config)
+                folder = Path(str(settings.sweep.dir))
+                prepare_wandb(folder)
+                CALL.locks.enter_context(locked(folder))
+                CALL.sweep_dir = folder
+            elif settings.output_subdir is not None:
+                CALL.folder = Path(str(settings.run.dir))
                 CALL.locks.enter_context(locked(CALL.folder))
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Lock a multirun's folder, and refuse a search whose jobs would all fail."""
-        with _refusing():
-            _refuse_hidden_files(config)
-            check_search(config)
-            folder = Path(str(config.hydra.sweep.dir))
-            prepare_wandb(folder)
-            CALL.locks.enter_context(locked(folder))
-            CALL.sweep_dir = folder
+    on_multirun_start = on_run_start
 
 
-def _refuse_hidden_files(config: DictConfig) -> None:
+def _refuse_hidden_files(sources: Any) -> None:
     """Refuse a user's folder with a file that has the name of one of ours: Hydra would read ours."""
-    for source in config.hydra.runtime.config_sources:
+    for source in sources:
         if source.schema == "file" and source.provider != "main":
             for ours in CONF.rglob("*.yaml"):
                 path = Path(source.path) / ours.relative_to(CONF)
@@ -258,8 +256,7 @@ def usable(words: Sequence[str]) -> list[str]:
     """
     typed_words = []
     for word in words:
-        if not word.startswith("+hydra"):
-            word = word.lstrip("+")
+        word = re.sub(r"^\++(?!\+|hydra)", "", word)
         name, _, value = word.partition("=")
         for old, reason in REMOVED.items():
             if f"{name}.".startswith(f"{old}."):
