@@ -9,7 +9,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 from txl_lightning.config.architecture import KINDS
-from txl_lightning.config.schemas import OWN_OPTIONS
+from txl_lightning.config.schemas import SCHEMAS
 from txl_lightning.data import corpus  # noqa: F401 - registers the corpora
 from txl_lightning.data.sources import CORPORA, LEVELS_OF
 from txl_lightning.model.encodings import ENCODINGS
@@ -24,7 +24,7 @@ REGISTRIES: tuple[Any, ...] = (
     VARIANTS,
     CORPORA,
     LEVELS_OF,
-    OWN_OPTIONS,
+    SCHEMAS,
     CHOICES,
     COMMANDS,
 )
