@@ -94,7 +94,7 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     for split, entry in entries.items():
         lines.append(score_line(f"{split}{corpus.unknown_share(split)}", entry))
     over = entry["standard_error"]["over"]
-    return [*lines, f"{corpus.name}; ± is a standard error over {over}; more in evaluation.json"]
+    return [*lines, f"± is a standard error over {over}; lengths and streams: evaluation.json"]
 
 
 def check_options(options: EvaluateOptions) -> None:
