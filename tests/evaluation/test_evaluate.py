@@ -14,8 +14,7 @@ from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.evaluation import losses as losses_module
 from txl_lightning.evaluation.options import EvaluateOptions
-from txl_lightning.evaluation.perplexity import run
-from txl_lightning.evaluation.scores import LINE_WIDTH
+from txl_lightning.evaluation.perplexity import LINE_WIDTH, run
 from txl_lightning.evaluation.trained import load_trained
 
 UNCACHED = ["compressive", "tokens"]

@@ -12,7 +12,7 @@ from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.losses import TokenLosses
-from txl_lightning.evaluation.scores import LINE_WIDTH, loss_values, score_line
+from txl_lightning.evaluation.perplexity import LINE_WIDTH, loss_values, score_line
 from txl_lightning.evaluation.trained import load_trained
 
 
