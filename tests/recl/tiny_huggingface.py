@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-LARGEST = 50_000_000  # parameters; some types have parts that a config does not make small
+LARGEST = 500_000_000  # parameters; some types have parts that a config does not make small
 POSITIONS = 48
 VOCABULARY = 300
 TEXT = ""
@@ -38,6 +38,13 @@ SIZES = {
     1: "n_group topk_group n_shared_experts bos_token_id",
     0: "pad_token_id",
 }
+OF_TYPES: dict[str, dict[str, Any]] = {  # sizes that these types need beside SIZES
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "mamba2": {"num_heads": 8},
+    "reformer": {"axial_pos_embds": False},
+    "zamba2": {"layer_types": ["mamba", "hybrid"], "num_mem_blocks": 1},
+    "zaya": {"num_experts_per_tok": 1},
+}
 
 
 def model_of(model_type: str, **options: Any) -> Any:
@@ -61,6 +68,7 @@ def model_of(model_type: str, **options: Any) -> Any:
         kinds = sorted(set(known["layer_types"])) * 2
         sizes["layer_types"] = kinds
         sizes["num_hidden_layers"] = len(kinds)
+    sizes.update(OF_TYPES.get(model_type, {}))
     config = config_class(**{**sizes, **options})
     with torch.device("meta"):
         unfilled = transformers.AutoModelForCausalLM.from_config(config)
