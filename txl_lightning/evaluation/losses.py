@@ -22,7 +22,6 @@ from tqdm import tqdm
 from txl_lightning.data.streams import Streams
 from txl_lightning.model.language_model import LanguageModel
 
-NORMAL_95 = 1.96  # standard errors on either side of a mean
 PROGRESS_SECONDS = 20.0  # between two progress lines where there is no terminal
 
 Array = NDArray[np.float64]
