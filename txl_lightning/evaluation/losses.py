@@ -74,7 +74,11 @@ def stream_losses(
     state = None
     for index in with_progress(range(n_segments), n_segments, title):
         segment = streams[index]
-        nll_BT, state = model.score(segment.tokens.to(device), segment.targets.to(device), state)
+        nll_BT, state = model.score(
+            segment.tokens.to(device),
+            segment.targets.to(device),
+            state,
+        )
         losses.append(nll_BT.cpu().numpy())
         positions.append(streams.positions(index))
     nll_P = np.concatenate(losses, axis=1).ravel()
@@ -142,7 +146,11 @@ def text_units(
     """
     if sentences is None:
         return positions // block_len, f"blocks of {block_len:,} tokens"
-    return np.searchsorted(sentences, positions, side="left") - 1, "sentences"
+    return np.searchsorted(
+        sentences,
+        positions,
+        side="left",
+    ) - 1, "sentences"
 
 
 def standard_error(values_P: NDArray[np.floating], units_P: Integers) -> tuple[float | None, int]:
