@@ -8,6 +8,7 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -209,6 +210,14 @@ def run_command(command: Command, words: list[str]) -> None:
     status: int | str = 0
     try:
         start(command, words)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
+        line = "interrupted"
+        if CALL.sweep_dir is not None:
+            line += f"; to continue, repeat the command with hydra.sweep.dir={CALL.sweep_dir}"
+        print(f"txl {command.name}: {line}", file=sys.stderr)
+        sys.exit(128 + (stopped.args or (signal.SIGINT,))[0])
     except (Refusal, *EXPECTED, RuntimeError) as error:
         cause = error.__cause__ if isinstance(error, Refusal) else error
         # A sweeper repeats the error of a job that failed; Optuna's raises a RuntimeError instead.
