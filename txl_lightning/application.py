@@ -297,6 +297,8 @@ def one_line(error: BaseException) -> str:
     unknown = re.match(r"Could not override '([^']+)'", text)
     if unknown:
         return f"{unknown[1]}: no such option{nearest_names(unknown[1])}"
+    if isinstance(error, OSError) and error.filename is None:
+        text = f"a file of the run or the output: {error.strerror}"
     if isinstance(error, HydraException) and error.__cause__ is not None:
         text += f": {error.__cause__}"
     return " ".join(text.split()) or type(error).__name__

@@ -37,7 +37,6 @@ from txl_lightning.multirun import (
 )
 
 log = logging.getLogger(__name__)
-MAX_GROUP_LENGTH = 128  # of W&B
 
 
 @dataclass
@@ -120,8 +119,7 @@ class ProcessLauncher(Launcher):
                 log.info(f"{job.title} has finished before: {job.name}")
             else:
                 to_run[job.name] = job
-        n_jobs = f"{len(to_run)} of {len(jobs)} jobs to run in {self.root}"
-        log.info(f"{n_jobs}, {self.max_parallel} at once")
+        log.info(f"{len(to_run)} of {len(jobs)} jobs to run in {self.root}")
         runner = Jobs(list(to_run.values()), self._start, self._end, self.max_parallel)
         runner.run()
         results = []
@@ -174,7 +172,7 @@ class ProcessLauncher(Launcher):
         """Write the table; return the job's error if it failed."""
         with suppress(OSError):  # a full disk must not end the other jobs
             write_results(self.root)
-        log.info(f"{job.title} ended after {process.seconds:.0f} s")
+        log.info(f"{job.title} ended")
         if not process.returncode:
             return None
         error = problem(process.returncode)
@@ -257,4 +255,4 @@ def prepare_wandb(root: Path) -> None:
             f"WANDB_RUN_ID={given} is one id, and a multirun has several runs: each gets its own"
         )
     group = str(root).replace("/", "-")
-    os.environ.setdefault("WANDB_RUN_GROUP", group[-MAX_GROUP_LENGTH:])
+    os.environ.setdefault("WANDB_RUN_GROUP", group[-128:])  # the longest that W&B takes
