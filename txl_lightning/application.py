@@ -293,6 +293,8 @@ def completions(command: Command, words: list[str]) -> list[str]:
 
 def one_line(error: BaseException) -> str:
     """Return an error's message in one line, for an unknown option with the nearest name."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'a file of the run or the output'}: {error.strerror}"
     text = str(error)
     unknown = re.match(r"Could not override '([^']+)'", text)
     if unknown:

@@ -289,7 +289,7 @@ PIECES = [("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)]
 UNIGRAM = Tokenizer(models.Unigram(PIECES, unk_id=0)).to_str()
 NAMES: list[tuple[str, str, list[str]]] = [
     ("names.txt", "note 0\nnote 1\nnote 2\n", ["note 0", "note 1", "note 2"]),
-    ("vocab.json", '{"b": 1, "a": 0}', ["a", "b"]),
+    ("vocab.json", '{"model": 1, "version": 0}', ["version", "model"]),
     ("tokenizer.json", UNIGRAM, ["<unk>", "▁a", "b"]),
 ]
 

@@ -167,6 +167,7 @@ def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
 DAMAGED = [
     ("a.jsonl", b'{"text": null}\n' * 9, "must have text or ids: a.jsonl is empty"),
     ("a.json", b'[{"text": "a"}, {"text": "b"}', r"a\.json: cannot be read .*not JSON"),
+    ("a.csv", b"text,text\na,b\n", "must be one column of .*a.csv: text, text"),
     ("a.csv", "text\nword\n".encode("utf-16"), r"a\.csv: cannot be read .UnicodeDecodeError"),
     (
         "a.jsonl",

@@ -35,7 +35,6 @@ NOT_RUN = {
     "experiment=paper/enwik8_base",
     "experiment=paper/wt103_base",
     "models=[hf:gpt2,hf:distilgpt2]",
-    "n_positions=5000",
     "source_format=huggingface",
     "source_format=tensorflow",
     "trainer.devices=2",

@@ -1,14 +1,13 @@
-"""The measurement and the reading paths of docs/house.md."""
+"""The reading paths of docs/house.md, and its example of a measurement."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, blocks
-from tests.in_process import run_txl, success
+from tests.docs.pages import ROOT
+from tests.in_process import run_txl
 from tests.own_guests import no_guests  # noqa: F401 - a fixture
-from tests.training.small_run import trained
 
 PAGE = ROOT / "docs/house.md"
 # The design's limits: how many files a reader opens on each path.
@@ -17,21 +16,14 @@ LIMITS = (9, 3, 5, 12, 9, 6, 2)
 
 @pytest.mark.usefixtures("no_guests")
 @pytest.mark.slow
-def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "\n".join(blocks(PAGE, "python")[1:])
-    (tmp_path / "share.py").write_text(code)
-    monkeypatch.setenv("TXL_GUESTS", str(tmp_path / "share.py"))
-
-    checkpoint = trained("trainer.max_steps=2") / "run/checkpoints/best.ckpt"
-    words = (f"checkpoint={checkpoint}", "n_tokens=100", "hydra.run.dir=out")
-    done = success("share", *words, directory=tmp_path)
-    assert done.out.splitlines()[0].endswith("of tokens have a loss above 3.0 nats")
-    assert (tmp_path / "out/share.json").is_file()
-
-    assert "share of tokens whose loss exceeds a threshold" in run_txl("--help").out
-    assert "n_tokens: 1000" in run_txl("share", "--help").out
-    without = run_txl("share", "hydra.run.dir=none", directory=tmp_path)
-    assert "`ShareOptions` has missing mandatory value: checkpoint" in without.err
+def test_a_measurement_of_a_user_is_listed_and_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TXL_GUESTS", str(ROOT / "examples/dynamic_evaluation.py"))
+    assert "loss of a checkpoint that learns from the text" in run_txl("--help").out
+    assert "lr: 0.1" in run_txl("dynamic", "--help").out
+    without = run_txl("dynamic", "hydra.run.dir=none", directory=tmp_path)
+    assert "`DynamicOptions` has missing mandatory value: checkpoint" in without.err
 
 
 def reading_paths() -> list[list[str]]:

@@ -12,7 +12,6 @@ import torch
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning.errors import OptionError
 from txl_lightning.recl import windows as module
-from txl_lightning.recl.loss_by_context import context_curve
 from txl_lightning.recl.windows import WindowReader, window_losses, window_reader
 
 TOKENS = (
@@ -168,20 +167,3 @@ def test_the_memory_of_a_long_window_is_bounded() -> None:
     command = [sys.executable, "-c", MEASURED.format(n=8192)]
     peak = subprocess.check_output(command, timeout=300, text=True)
     assert int(peak.split()[-1]) < 1 << 20  # KiB
-
-
-def test_a_context_curve_has_the_models_losses_errors_and_recl() -> None:
-    model = tiny_model(encoding="relative", dropout=0.5).train()
-    curve = context_curve(
-        model,
-        TOKENS,
-        POSITIONS,
-        [2, 4, 6],
-        bootstrap=10,
-        fractions=[0.5],
-    )
-    losses = window_losses(window_reader(model), TOKENS, POSITIONS, [4])[0]
-    assert curve["nll"][1] == pytest.approx(losses.mean())
-    error = losses.std(ddof=1) / len(losses) ** 0.5
-    assert curve["nll_standard_error"][1] == pytest.approx(error)
-    assert curve["recl"]["0.5"]["value"] in (2, 4, 6)

@@ -279,6 +279,10 @@ def _csv(path: Path, config: FileData) -> Iterator[Any]:
     with unpacked(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         rows = csv.DictReader(text, **dialect)
+        names = [*(rows.fieldnames or ())]
+        for name in _choose_columns(names, config):
+            allowed = f"must be one column of {path}: {', '.join(names)}"
+            require(names.count(name) == 1, "data.column", config.column, allowed)
         try:
             for row in rows:
                 if None in row or None in row.values():

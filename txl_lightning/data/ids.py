@@ -238,7 +238,7 @@ def names_of_ids(file: str) -> dict[int, str]:
         if not file.endswith(".json"):
             return dict(enumerate(text.splitlines()))
         numbers = json.loads(text)
-        if "model" in numbers and "version" in numbers:
+        if isinstance(numbers.get("model"), dict):
             numbers = Tokenizer.from_str(text).get_vocab()
         return {int(number): name for name, number in numbers.items()}
     except Exception as error:  # tokenizers raises a plain Exception

@@ -38,8 +38,19 @@ def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Memb
     for length in getattr(reader.model, "window_lengths", []):
         tried += [length - 1, length, length + 1]
     longest = reader.visible(contexts[-1])
-    tried_C = np.unique(np.clip(tried, contexts[0], longest))
-    begins = np.linspace(0, len(tokens) - 1 - longest, N_BEGINS, dtype=np.int64)
+    tried_C = np.unique(
+        np.clip(
+            tried,
+            contexts[0],
+            longest,
+        )
+    )
+    begins = np.linspace(
+        0,
+        len(tokens) - 1 - longest,
+        N_BEGINS,
+        dtype=np.int64,
+    )
     begins_N = np.repeat(begins, len(tried_C))
     targets_N = begins_N + np.tile(tried_C, N_BEGINS)
     direct = replace(reader, one_pass=False)

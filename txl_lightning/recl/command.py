@@ -52,7 +52,11 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
     started = time.perf_counter()
     with process_group():  # an error on one rank then ends all ranks
-        results, losses, positions, blocks, spell = measure(options, names, contexts)
+        results, losses, positions, blocks, spell = measure(
+            options,
+            names,
+            contexts,
+        )
         rank, _ = rank_and_world_size()
     if rank > 0:
         return []
@@ -90,7 +94,11 @@ def grid(options: ReclOptions) -> list[int]:
     """
     if options.contexts is not None:
         return options.contexts
-    contexts = range(options.first_context, options.max_context + 1, options.step)
+    contexts = range(
+        options.first_context,
+        options.max_context + 1,
+        options.step,
+    )
     is_grid = 2 <= len(contexts) <= 100_000
     allowed = "must be first_context + step or more, and give at most 100,000 contexts"
     require(is_grid, "max_context", options.max_context, allowed)
@@ -130,14 +138,30 @@ def measure(
     begins = documents[np.searchsorted(documents, positions - 1, side="right") - 1]
     for m, text in enumerate(texts):
         with foreign_errors(members[m].reference, "cannot be scored"):
-            members[m] = checked(members[m], text.tokens, contexts)
+            members[m] = checked(
+                members[m],
+                text.tokens,
+                contexts,
+            )
     losses = {}
     facts = {}
-    for name, member, text in zip(names, members, texts, strict=True):
+    for name, member, text in zip(
+        names,
+        members,
+        texts,
+        strict=True,
+    ):
         reader = member.reader
         precise = autocast(precision, device_of(reader.model))
         with precise, foreign_errors(member.reference, "cannot be scored"):
-            losses[name] = window_losses(reader, text.tokens, positions, contexts, begins, name)
+            losses[name] = window_losses(
+                reader,
+                text.tokens,
+                positions,
+                contexts,
+                begins,
+                name,
+            )
         facts[name] = {**member.facts(), **text.findings}
     results = group_results(
         losses,

@@ -66,7 +66,12 @@ def compare(
     for name, model in models.items():
         if not isinstance(model, LanguageModel):
             model = LossFunction(model)
-        losses[name] = window_losses(window_reader(model), tokens, positions, contexts)
+        losses[name] = window_losses(
+            window_reader(model),
+            tokens,
+            positions,
+            contexts,
+        )
     results = group_results(losses, contexts, positions, blocks, "token", **definition)
     results["split"] = f"{len(tokens):,} tokens"
     results["corpus"] = {"name": "text", "level": "token"}

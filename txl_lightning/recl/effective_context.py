@@ -112,12 +112,21 @@ def relative_effective_context_lengths(
         "must be finite",
     )
     allowed = f"must be {n_contexts}, as the losses have"
-    require(len(contexts) == n_contexts, "contexts", list(contexts), allowed)
+    require(
+        len(contexts) == n_contexts,
+        "contexts",
+        list(contexts),
+        allowed,
+    )
     if blocks is None:
         blocks = np.arange(n_positions)
     block_names, block_P = np.unique(blocks, return_inverse=True)
     counts_SB = np.ones((1 + bootstrap, len(block_names)))  # the first sample is the text itself
-    counts_SB[1:] = resampled(len(block_names), bootstrap, seed)
+    counts_SB[1:] = resampled(
+        len(block_names),
+        bootstrap,
+        seed,
+    )
     means_RVSC, rises_RISC = measured_steps(losses_ICP, fractions, counts_SB, block_P)
     results: dict[str, dict[float, EffectiveContext]] = {}
     for i, name in enumerate(losses):
@@ -125,7 +134,12 @@ def relative_effective_context_lengths(
         results[name] = {}
         for k, r in enumerate(fractions):
             steps = (means_RVSC[k, 0], means_RVSC[k, 1 + i], rises_RISC[k, i])
-            results[name][r] = _effective_context(*steps, contexts, threshold, limit)
+            results[name][r] = _effective_context(
+                *steps,
+                contexts,
+                threshold,
+                limit,
+            )
     return results
 
 
@@ -185,7 +199,11 @@ def _length(
     context.
     """
     longest = contexts[-1]
-    ends = np.pad(ends_SC, ((0, 0), (0, 1)), constant_values=True).argmax(axis=1)
+    ends = np.pad(
+        ends_SC,
+        ((0, 0), (0, 1)),
+        constant_values=True,
+    ).argmax(axis=1)
     value_S = np.minimum(np.array(contexts)[ends], limit or longest)
     value = int(value_S[0])
     sampled_S = value_S[min(1, len(value_S) - 1) :]
@@ -281,7 +299,11 @@ def _hardest_means(
         weights_NP = _hardest_counts(hardness_P[start:stop], sizes_N, counts_NP)
         whole_NV = counts_SB[samples] @ before_VBK[1:, :, k].T
         totals_RSV[pairs] = whole_NV + weights_NP @ values_VP[:, start:stop].T
-    return np.moveaxis(totals_RSV / sizes_RS[:, :, None], 2, 1)
+    return np.moveaxis(
+        totals_RSV / sizes_RS[:, :, None],
+        2,
+        1,
+    )
 
 
 def _hardest_counts(sorted_P: Array, sizes_S: Array, counts_SP: Array) -> Array:

@@ -44,9 +44,16 @@ def draw_figures(results: Entries, directory: Path) -> None:
             length = model["recl"][str(r)]
             gains[model["name"]] = (length["perplexity_gains"], None)
         needed = results["threshold"] * np.array(length["perplexities"])  # equal for all models
-        title = f"Gain of a step c → c' to the next context, hardest {r:.0%} of positions"
+        title = f"Gain of a step c → c', hardest {r:.0%} of positions"
         quantity = "exp f(c, c) − exp f(c, c') (perplexity)"
-        _draw(directory / f"gains_r{r}", title, quantity, contexts[:-1], gains, needed)
+        _draw(
+            directory / f"gains_r{r}",
+            title,
+            quantity,
+            contexts[:-1],
+            gains,
+            needed,
+        )
     if len(models) > 1:
         first = models[0]["name"]
         differences: dict[str, tuple[Any, Any]] = {
@@ -55,7 +62,7 @@ def draw_figures(results: Entries, directory: Path) -> None:
         for pair in results["differences"][: len(models) - 1]:  # of the first model
             differences[pair["minus"]] = (np.negative(pair["nll"]), pair["nll_standard_error"])
         title = f"Loss minus the loss of {plain_text(first)} (± standard error)"
-        _draw(directory / "differences", title, "nats", contexts, differences)
+        _draw(directory / "differences", title, "difference (nats)", contexts, differences)
 
 
 def _draw(
@@ -70,11 +77,28 @@ def _draw(
     figure = new_figure(5.4, 4.0)  # small: to be read at the width of a phone
     axes = figure.add_subplot()
     every = -(-len(contexts) // MOST_TICKS)
-    axes.set(title=title, xlabel="context c (tokens)", ylabel=quantity, xticks=contexts[::every])
+    axes.set(
+        title=title,
+        xlabel="context c (tokens)",
+        ylabel=quantity,
+        xticks=contexts[::every],
+    )
     axes.xaxis.set_major_formatter(FuncFormatter(short))
-    for (name, (values, errors)), look in zip(curves.items(), looks(), strict=False):
+    for (name, (values, errors)), look in zip(
+        curves.items(),
+        looks(),
+        strict=False,
+    ):
         label = plain_text(name)
-        axes.errorbar(contexts, values, errors, label=label, markersize=3.5, linewidth=1.4, **look)
+        axes.errorbar(
+            contexts,
+            values,
+            errors,
+            label=label,
+            markersize=3.5,
+            linewidth=1.4,
+            **look,
+        )
     if needed is not None:
         axes.plot(contexts, needed, "--", color="grey", label="needed for a longer RECL")
         decade = np.floor(np.log10(needed.min()))

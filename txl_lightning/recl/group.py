@@ -11,9 +11,9 @@ from torch import nn
 from txl_lightning.config.schemas import DataConfig, file_data
 from txl_lightning.data.corpus import WHOLE, split_bytes
 from txl_lightning.data.vocabulary import without_marks
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import require
 from txl_lightning.evaluation.commands import chosen_device
-from txl_lightning.evaluation.trained import checkpoint_corpus
+from txl_lightning.evaluation.trained import checkpoint_corpus, naming
 from txl_lightning.recl.effective_context import Entries, Integers
 from txl_lightning.recl.huggingface import load_huggingface
 from txl_lightning.recl.models import (
@@ -111,7 +111,11 @@ def load_text(
             if options.documents == "ignore":
                 tokens = without_marks(tokens)
             else:
-                documents = max(documents, np.asarray(corpus.documents[split]), key=len)
+                documents = max(
+                    documents,
+                    np.asarray(corpus.documents[split]),
+                    key=len,
+                )
             texts.append(tokens_of_run(corpus.vocabulary, tokens))
             facts = facts or corpus.facts()
             continue
@@ -131,11 +135,9 @@ def _text_file(path: Any, split: str) -> tuple[Entries, bytes]:
     """Return name and checksum of a text, and its bytes without parts of a character at either end."""
     allowed = "must be a text file: no checkpoint brings a corpus"
     require(path is not None, "data_path", path, allowed)
-    try:
+    with naming("data_path", path):
         data = file_data(DataConfig(), path, "byte")
         name, checksum, content = split_bytes(data, split)
-    except OptionError as error:
-        raise OptionError("data_path", path, error.allowed) from error
     text = content.decode("utf-8", "surrogateescape").strip(BYTES)
     facts = {"name": name, "sha256": checksum}
     return facts, text.encode("utf-8", "surrogateescape")

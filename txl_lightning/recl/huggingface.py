@@ -72,7 +72,11 @@ class HuggingFaceModel(nn.Module):
         context.
         """
         T = tokens_BT.shape[1]
-        places_C = torch.arange(T - targets_BT.shape[1], T, device=tokens_BT.device)
+        places_C = torch.arange(
+            T - targets_BT.shape[1],
+            T,
+            device=tokens_BT.device,
+        )
         return self.losses_at(tokens_BT, targets_BT, places_C), None
 
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor) -> Tensor:
@@ -273,4 +277,9 @@ def tokenized(tokenizer: Any, text: str, reference: str) -> TokenizedText:
         start = len(commonprefix([stripped, read]))  # noqa: RUF071 - of characters
         shown = slice(start, start + SHOWN)
         changed = {"text": stripped[shown], "read": read[shown]}
-    return TokenizedText(np.asarray(ids), "token", spell, findings={"changed_text": changed})
+    return TokenizedText(
+        np.asarray(ids),
+        "token",
+        spell,
+        findings={"changed_text": changed},
+    )

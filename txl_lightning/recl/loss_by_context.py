@@ -56,7 +56,15 @@ def context_curve(
     reader = window_reader(model, trained_len, clamp_len)
     losses = {"model": window_losses(reader, tokens, positions, contexts)}
     limits = {"model": reader.limit}
-    results = group_results(losses, contexts, positions, blocks, level, limits, **definition)
+    results = group_results(
+        losses,
+        contexts,
+        positions,
+        blocks,
+        level,
+        limits,
+        **definition,
+    )
     entries: Entries = results["models"][0]
     return entries
 
@@ -117,7 +125,11 @@ def _loss_entries(
     unit = loss_unit(level)
     values = []
     errors = []
-    for nll, error in zip(nll_C.tolist(), error_C.tolist(), strict=True):
+    for nll, error in zip(
+        nll_C.tolist(),
+        error_C.tolist(),
+        strict=True,
+    ):
         values.append(loss_metrics(nll, level)[unit])
         errors.append(errors_by_unit(error, nll, level)[unit])
     is_near_C = nll_C <= (1 + NEAR) * nll_C[-1]

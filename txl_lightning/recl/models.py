@@ -165,8 +165,22 @@ def load_function(reference: str) -> Member:
         tokens, texts = model.encode(content)
         has_texts = len(tokens) == len(texts)
         require(has_texts, MODELS, reference, "encode must return tokens and the text of each")
-        return TokenizedText(np.asarray(tokens), "token", lambda *place: list(texts[slice(*place)]))
+        return TokenizedText(
+            np.asarray(tokens),
+            "token",
+            lambda *place: list(texts[slice(*place)]),
+        )
 
     limit = getattr(model, "limit", None)
-    reader = WindowReader(model, limit=limit, one_pass=getattr(model, "one_pass", True))
-    return Member(reference, type(model).__name__, reader, {}, tokenize=tokenize)
+    reader = WindowReader(
+        model,
+        limit=limit,
+        one_pass=getattr(model, "one_pass", True),
+    )
+    return Member(
+        reference,
+        type(model).__name__,
+        reader,
+        {},
+        tokenize=tokenize,
+    )

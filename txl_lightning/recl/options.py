@@ -21,8 +21,8 @@ class ReclOptions(LoggedOptions, PrecisionOptions):
         checkpoints: checkpoints from `txl train`, all trained on one corpus.
         models: further models: hf:NAME_OR_PATH (Hugging Face) or py:module.function (returns a
             model).
-        names: names of the models in tables and figures; null for the names of their run
-            directories.
+        names: names of the models in tables and figures; null for what names them, without
+            /checkpoints/best.ckpt.
         begin_of_text: whether to read the begin-of-text token of hf: models before every window,
             beside the context; null for what the tokenizer itself puts before a text.
         split: train, valid or test; null for test, or for the whole of another text (`data_path`).

@@ -48,7 +48,13 @@ def page(
                 "start": start,
                 "texts": spell(start, int(positions[here[-1]]) + 1),
                 "positions": positions[here].tolist(),
-                "hundredths": hundredths_ICP[:, :, here].transpose(2, 0, 1).tolist(),
+                "hundredths": hundredths_ICP[:, :, here]
+                .transpose(
+                    2,
+                    0,
+                    1,
+                )
+                .tolist(),
             }
             passages.append(passage)
     share = min(1, MOST_BYTES / len(_encode(passages).encode()))
@@ -61,10 +67,19 @@ def page(
         "n_passages": len(passages),
         "passages": [passages[number] for number in chosen],
     }
-    return TEMPLATE.read_text("utf-8").replace("$data", _encode(data), 1)
+    return TEMPLATE.read_text("utf-8").replace(
+        "$data",
+        _encode(data),
+        1,
+    )
 
 
 def _encode(value: Any) -> str:
     """Return JSON that cannot end the HTML element that holds it."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(
+        value,
+        ensure_ascii=False,
+        allow_nan=False,
+        separators=(",", ":"),
+    )
     return text.replace("<", "\\u003c")

@@ -102,5 +102,11 @@ def notes(results: Entries) -> list[str]:
             lines.append(DIRECT.format(**model))
         for r, length in model["recl"].items():
             if length["gains_again"]:
-                lines.append(PLATEAU.format(name=model["name"], r=r, **length))
+                lines.append(
+                    PLATEAU.format(
+                        name=model["name"],
+                        r=r,
+                        **length,
+                    )
+                )
     return lines

@@ -113,7 +113,11 @@ def _losses_of_segments(
     for start, stop in pairwise(edges):
         first = min(stop, max(start + 1, int(contexts[0])))  # a segment before it has one target
         wanted_BT = targets_BT[:, first : stop + 1]
-        nll_BT, state = model.score(windows_BT[:, start:stop], wanted_BT, state)
+        nll_BT, state = model.score(
+            windows_BT[:, start:stop],
+            wanted_BT,
+            state,
+        )
         if nll_BT.shape != wanted_BT.shape:
             raise ValueError("score must return a loss for each target, and a state")
         parts.append(nll_BT)
@@ -197,7 +201,11 @@ def read_windows(
     contexts_N = targets_N - begins_N
     ends_N = targets_N * (not reader.one_pass)
     keys_N = begins_N * len(tokens) + ends_N
-    keys_W, window_N, sizes_W = np.unique(keys_N, return_inverse=True, return_counts=True)
+    keys_W, window_N, sizes_W = np.unique(
+        keys_N,
+        return_inverse=True,
+        return_counts=True,
+    )
     begins_W = keys_W // len(tokens)
     lengths_W = np.zeros_like(begins_W)
     np.maximum.at(lengths_W, window_N, contexts_N)
@@ -273,7 +281,13 @@ def window_losses(
         raise ValueError(f"positions must be in {longest} … {last} for contexts of {longest}")
     begins_CP = np.maximum(positions - visible_C[:, None], begins)
     targets_CP = np.broadcast_to(positions, begins_CP.shape)
-    losses_N = read_windows(reader, tokens, begins_CP.ravel(), targets_CP.ravel(), title)
+    losses_N = read_windows(
+        reader,
+        tokens,
+        begins_CP.ravel(),
+        targets_CP.ravel(),
+        title,
+    )
     require_losses(losses_N)
     return losses_N.reshape(begins_CP.shape)
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from lightning import Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint
-from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from txl_lightning.config.lengths import trained_clamp, training_lengths
@@ -30,7 +29,7 @@ from txl_lightning.recl.loss_by_context import context_curve
 from txl_lightning.recl.positions import position_blocks
 from txl_lightning.training import Values
 from txl_lightning.training.checkpoints import RunCheckpoint, validation_follows
-from txl_lightning.training.loggers import log_values
+from txl_lightning.training.loggers import log_values, wandb_runs
 
 
 class SignalError(BaseException):
@@ -293,18 +292,16 @@ class ContextCurves(Curve):
         curves = {}
         for c in self.contexts:
             name = f"context/{unit}/{c}"
-            rows = [
-                row for row in self.rows if name in row
-            ]  # a resumed run may have other contexts
+            # Rows before a resume may have other contexts.
+            rows = [row for row in self.rows if name in row]
             steps = [row["steps"] for row in rows]
             curves[f"{c} tokens"] = (steps, [row[name] for row in rows])
         path = self.path.with_suffix(".png")
         line_figure(
             path, curves, "steps", unit_name(pl_module.level), "Loss by context, during training"
         )
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                log_file(logger.experiment, "context_curve", path)
+        for run in wandb_runs(trainer):
+            log_file(run, "context_curve", path)
 
 
 class Progress(Callback):
@@ -323,7 +320,8 @@ class Progress(Callback):
         if per_second:
             seconds = (trainer.max_steps - step) * pl_module.tokens / step / per_second
             line += f", {timedelta(seconds=round(seconds))} left"
-            line += f", {_losses(pl_module.latest, 'train/')}, {per_second:,.0f} tokens/s"
+            line += f", {_losses(pl_module.latest, 'train/')}"
+            line += f", {per_second:,.0f} tokens/s"
         self._show(trainer, line)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, *batch: Any) -> None:

@@ -76,7 +76,8 @@ def who_stopped(trainer: Trainer) -> str | None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         reason = getattr(callback, "stopping_reason_message", None)
         if reason:
-            return f"{type(callback).__name__} ({reason.split(' Signaling')[0]})"
+            reason = reason.split(" Signaling")[0]
+            return f"{type(callback).__name__} ({reason})"
     return "a callback"
 
 
@@ -133,7 +134,8 @@ class RunCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.ckpt_path:
             self.saved_step = trainer.global_step
-            self._is_whole = Path(trainer.ckpt_path).resolve() == (self.directory / LAST).resolve()
+            last = self.directory / LAST
+            self._is_whole = Path(trainer.ckpt_path).resolve() == last.resolve()
         if trainer.is_global_zero:
             for path in self.directory.glob(f"{PART}*"):  # from a kill in the middle of a write
                 path.unlink(missing_ok=True)

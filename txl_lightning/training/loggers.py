@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.loggers import Logger, WandbLogger
@@ -92,11 +93,9 @@ def log_values(trainer: Trainer, values: Values) -> None:
         logger.save()
 
 
-def finish_wandb(loggers: list[Logger], exit_code: int) -> None:
-    """Finish W&B's runs: a child process leaves without the end that W&B registers for the interpreter."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            logger.experiment.finish(exit_code=exit_code)
+def wandb_runs(trainer: Trainer) -> list[Any]:
+    """Return the Trainer's runs of W&B: one or none."""
+    return [logger.experiment for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
 def arm(config: Config) -> list[str]:

@@ -355,7 +355,8 @@ class LanguageModelModule(LightningModule):
                 known["known_targets_BT"] = torch.from_numpy(segment.known_targets)
             score = self._scorer_for(segment, memory)
             nll_BT, memory = score(segment.tokens, segment.targets, memory, **known)
-            counted.append(nll_BT[:, self._counted_positions(nll_BT.shape[1], i, len(segments))])
+            positions = self._counted_positions(nll_BT.shape[1], i, len(segments))
+            counted.append(nll_BT[:, positions])
         return torch.cat(counted, dim=1), memory
 
     def _scorer_for(self, batch: Batch, memory: Any) -> Any:

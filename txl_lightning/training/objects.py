@@ -99,7 +99,10 @@ def new_trainer(arguments: Values, options: TrainerConfig) -> Trainer:
     try:
         return Trainer(**{**arguments, **trainer_arguments(options)})
     except (MisconfigurationException, TypeError, ValueError) as error:
-        given = " ".join(f"trainer.{name}={value}" for name, value in options.lightning.items())
+        words = []
+        for name, value in options.lightning.items():
+            words.append(f"trainer.{name}={value}")
+        given = " ".join(words)
         raise UserError(
             f"{given or 'trainer'}: Lightning refuses it: {first_line(error)}"
         ) from error

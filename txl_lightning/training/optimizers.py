@@ -186,7 +186,9 @@ class MuonWithAdam(torch.optim.Optimizer):
         pairs_by_shape = defaultdict(list)
         for parameter, update in zip(parameters, updates, strict=True):
             n = self.n_matrices[parameter]
-            for matrix, part in zip(parameter.chunk(n), update.chunk(n), strict=True):
+            matrices = parameter.chunk(n)
+            parts = update.chunk(n)
+            for matrix, part in zip(matrices, parts, strict=True):
                 if part.shape[0] > part.shape[1]:
                     matrix = matrix.T
                     part = part.T
@@ -195,8 +197,11 @@ class MuonWithAdam(torch.optim.Optimizer):
             stacked_NAB = torch.stack([part for _, part in pairs]).to(self._ns_dtype)
             orthogonal_NAB = orthogonalize(stacked_NAB).to(pairs[0][0].dtype)
             step = lr * 0.2 * math.sqrt(shape[1])
-            matrices = [matrix for matrix, _ in pairs]
-            torch._foreach_add_(matrices, list(orthogonal_NAB.unbind()), alpha=-step)
+            torch._foreach_add_(
+                [matrix for matrix, _ in pairs],
+                list(orthogonal_NAB.unbind()),
+                alpha=-step,
+            )
 
 
 def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:

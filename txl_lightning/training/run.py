@@ -16,7 +16,7 @@ from lightning import Trainer, seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ProgressBar
-from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -63,9 +63,9 @@ from txl_lightning.training.checks import check_config, check_same_on_all_ranks
 from txl_lightning.training.loaders import GroupedStreamsDataModule
 from txl_lightning.training.loggers import (
     arm,
-    finish_wandb,
     lightning_loggers,
     start_wandb,
+    wandb_runs,
 )
 from txl_lightning.training.module import LanguageModelModule, NotFiniteError, lengths_of
 from txl_lightning.training.objects import make, new_trainer, trainer_arguments
@@ -145,7 +145,8 @@ def train_rank(config: Config, directory: Path) -> Values:
         finally:
             if signals.agreed:
                 exit_code = 128 + signals.agreed
-            finish_wandb(training.trainer.loggers, exit_code)
+            for wandb_run in wandb_runs(training.trainer):
+                wandb_run.finish(exit_code=exit_code)  # a child process leaves without W&B's end
     return metrics
 
 
@@ -500,10 +501,9 @@ def count_parameters(module: LanguageModelModule) -> int:
 def write_results(training: TrainingRun, metrics: Values) -> None:
     """Write `metrics.json`, the best weights' values on whole splits, and put the same into W&B's summary."""
     write_json(training.directory / "metrics.json", metrics, allow_nan=False)
-    for logger in training.trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            for name, value in metrics.items():
-                logger.experiment.summary[f"final/{name}"] = value
+    for wandb_run in wandb_runs(training.trainer):
+        for name, value in metrics.items():
+            wandb_run.summary[f"final/{name}"] = value
 
 
 def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str]:
@@ -511,12 +511,14 @@ def opening_lines(config: Config, corpus: Corpus, n_parameters: int) -> list[str
     trainer = config.trainer
     splits = []
     for split, tokens in corpus.splits.items():
-        splits.append(f"{split} {len(tokens):,}{corpus.unknown_share(split)}")
+        unknown = corpus.unknown_share(split)
+        splits.append(f"{split} {len(tokens):,}{unknown}")
     vocabulary = f"level {corpus.vocabulary.level}, vocabulary {len(corpus.vocabulary):,}"
     device = f"{n_processes(trainer)} × {trainer.accelerator}, precision {trainer.precision}"
     streams = f"{config.data.batch_size:,} streams of {config.data.segment_len:,} tokens"
+    words = ", ".join(arm(config))
     return [
-        f"model: {config.model.name}, {n_parameters:,} parameters; {', '.join(arm(config))}",
+        f"model: {config.model.name}, {n_parameters:,} parameters; {words}",
         f"data: {corpus.name}, {vocabulary}; tokens: {', '.join(splits)}",
         f"device: {device}, {torch.get_num_threads()} of {cores()} CPU threads",
         f"steps: {trainer.max_steps:,}, each of {tokens_per_step(config):,} tokens ({streams})",

@@ -131,7 +131,8 @@ def prepare_directory(config: Config, directory: Path, tokenizer: str | None) ->
     """Create the run directory with `config.yaml` and `tokenizer.json`."""
     directory.mkdir(parents=True, exist_ok=True)
     code = code_version()
-    header = f"# txl_lightning {code['version']}, commit {code['commit'] or 'unknown'}\n"
+    commit = code["commit"] or "unknown"
+    header = f"# txl_lightning {code['version']}, commit {commit}\n"
     text = OmegaConf.to_yaml(OmegaConf.create(stored(config)))
     write_text(directory / "config.yaml", header + text)
     if tokenizer:
