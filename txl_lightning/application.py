@@ -36,7 +36,7 @@ from txl_lightning.config.schemas import (
 )
 from txl_lightning.errors import Stopped, UserError, is_first_rank, require
 from txl_lightning.files import locked, write_text
-from txl_lightning.launcher import CALL, prepare_wandb, run_in_process
+from txl_lightning.launcher import CALL, prepare_wandb, run_job
 from txl_lightning.multirun import JobFolder, check_search, write_results
 from txl_lightning.registry import CHOICES, load_guests
 
@@ -150,7 +150,7 @@ class Task:
         settings: Any = HydraConfig.get()
         if settings.mode == RunMode.MULTIRUN:
             try:
-                return run_in_process(self.command, config, settings, self._run)
+                return run_job(self.command, config)
             except (UserError, OmegaConfBaseException, OSError) as error:
                 raise CompactHydraException(one_line(error)) from None
         with _refusing():

@@ -74,7 +74,7 @@ class Plan:
         """Run the jobs that are not finished; jobs that measure time run last, one at a time.
 
         Args:
-            report: called several times a second while jobs run.
+            report: called when a job starts and when one ends.
 
         Raises:
             UserError: jobs failed; raised after all others ended. A second call runs only what is missing.
@@ -82,26 +82,27 @@ class Plan:
         """
         finished = self.finished()
         unfinished = [job for job in self.jobs if job.name not in finished]
-        jobs = Jobs(
-            unfinished,
-            self._start,
-            self._end,
-            at_once=self.parallel,
-            done=finished,
-        )
         profile = self.setup.profile
         estimates = {job.name: estimated_seconds(job, profile) for job in unfinished}
-        progress = Progress(
-            jobs,
-            estimates,
-            min(self.parallel, cores()),
-        )
+        progress = Progress(estimates, min(self.parallel, cores()), len(finished))
 
-        def show() -> None:
-            progress.show()
+        def start(job: Job) -> Process:
+            process = self._start(job)
+            progress.started(job.name)
             report()
+            return process
 
-        jobs.show = show
+        def end(job: Job, process: Process) -> str | None:
+            error = self._end(job, process)
+            progress.ended(job.name, process.seconds, error)
+            report()
+            return error
+
+        jobs = Jobs([], start, end, at_once=self.parallel, done=finished)
+        jobs.waiting = [job for job in unfinished if not job.alone]
+        jobs.run()
+        jobs.at_once = 1
+        jobs.waiting = [job for job in unfinished if job.alone]
         jobs.run()
         if jobs.failed:
             raise UserError("\n".join(jobs.failed.values()))
