@@ -283,7 +283,6 @@ def command_turns(case: Case) -> Callable[[], float]:
 
     Corpus and model are named, since the defaults of two versions differ.
     """
-    folder = tempfile.TemporaryDirectory()
     precision = "bf16-mixed" if case.bf16 else "32-true"
     command = [
         sys.executable,
@@ -299,13 +298,14 @@ def command_turns(case: Case) -> Callable[[], float]:
         "trainer.progress_bar=false",
         f"trainer.precision={precision}",
         "evaluation.max_segments=1",
-        f"hydra.run.dir={folder.name}/run",
     ]
 
     def turn() -> float:
-        start = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True, cwd=folder.name)
-        return time.perf_counter() - start
+        with tempfile.TemporaryDirectory() as folder:  # a finished run is not trained again
+            start = time.perf_counter()
+            words = [*command, f"hydra.run.dir={folder}/run"]
+            subprocess.run(words, check=True, capture_output=True)
+            return time.perf_counter() - start
 
     turn()
     return turn

@@ -46,7 +46,8 @@ def forget_guests() -> None:
 def _forget_configs() -> None:
     *_, built_in_choices, built_in_commands = BUILT_IN
     store = ConfigStore.instance().repo
-    for group, name in set(CHOICES) - built_in_choices:
+    for choice in set(CHOICES) - built_in_choices:
+        group, _, name = choice.partition("/")
         choices = store.get(group, {})
         choices.pop(f"{name}.yaml", None)
         choices.pop(f"{name}_schema.yaml", None)

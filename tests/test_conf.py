@@ -1,23 +1,24 @@
 """Every config in conf/ composes, is typed, and describes a model."""
 
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import MISSING, OmegaConf
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
 from txl_lightning import TransformerXL
 from txl_lightning.application import compose as compose_train
 from txl_lightning.application import register
 from txl_lightning.commands import COMMANDS
-from txl_lightning.config.architecture import TransformerXLConfig, option_names
-from txl_lightning.config.schemas import CONF, Config, EncodingConfig, MemoryConfig
+from txl_lightning.config.schemas import CONF, Config
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.models import Model, make_model
 from txl_lightning.training.loggers import lightning_loggers
@@ -219,10 +220,8 @@ def test_large_models_follow_the_tensorflow_code(name: str) -> None:
     assert config.optimizer.min_lr == pytest.approx(min_lr)
 
 
-def test_the_defaults_of_encoding_and_memory_are_those_of_the_architecture() -> None:
-    groups = {"encoding": EncodingConfig(), "memory": MemoryConfig()}
-    defaults = {field.name: field.default for field in fields(TransformerXLConfig)}
-    for name, option in option_names(TransformerXLConfig).items():
-        group, option_name = option.split(".")
-        if group in groups:
-            assert getattr(groups[group], option_name) in (MISSING, defaults[name]), option
+def test_a_program_that_uses_hydra_composes_too() -> None:
+    with hydra.initialize(version_base="1.3", config_path=None):
+        outer = GlobalHydra.instance().hydra
+        assert compose_train("model.n_layer=3").model.n_layer == 3
+        assert GlobalHydra.instance().hydra is outer

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from txl_lightning.errors import require
 
@@ -24,9 +24,8 @@ class Command:
         module: has `run(options, directory) -> list[str]`; the returned lines are printed at the end.
         options: dotted name of the options' dataclass.
         summary: the command's purpose in one line.
-        directory: `prepared`: the application writes `config.yaml` into the run directory; `own`: the command does it,
-            after its checks; `none`: the command leaves nothing there.
-        resume: override that continues a stopped job, whose loss a multirun minimizes; empty if a job starts anew.
+        resume: override that continues a stopped job, whose loss a multirun minimizes; empty if a job starts anew. Such
+            a command writes its `config.yaml` itself, after its checks.
         shared_by_ranks: whether the processes that torchrun or SLURM starts run the command together.
     """
 
@@ -34,7 +33,6 @@ class Command:
     module: str
     options: str
     summary: str
-    directory: Literal["prepared", "own", "none"] = "prepared"
     resume: str = ""
     shared_by_ranks: bool = False
 
@@ -75,7 +73,6 @@ ROWS = (
         module="txl_lightning.training.run",
         options="txl_lightning.config.schemas.Config",
         summary="train one model; -m for a multirun (txl train -m memory=on,off)",
-        directory="own",
         resume="resume=auto",
         shared_by_ranks=True,
     ),
@@ -115,7 +112,6 @@ ROWS = (
         module="txl_lightning.evaluation.convert",
         options="txl_lightning.evaluation.options.ConvertOptions",
         summary="convert checkpoints: original, huggingface, txl; from the TensorFlow code's too",
-        directory="none",
     ),
 )
 for row in ROWS:

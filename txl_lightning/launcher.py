@@ -37,7 +37,7 @@ from txl_lightning.multirun import (
     write_results,
 )
 
-OUTPUT = "hydra.output_subdir=.hydra"
+NO_OUTPUT = "hydra.output_subdir=null"
 log = logging.getLogger(__name__)
 
 
@@ -111,8 +111,9 @@ class Multirun:
             if source.provider == "command-line":
                 words += ["--config-dir", str(source.path)]
         number = settings.job.num
-        words += [*settings.overrides.hydra, *settings.overrides.task]
-        words += ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.job.id={number}", OUTPUT]
+        words += [word for word in settings.overrides.hydra if word != NO_OUTPUT]
+        words += settings.overrides.task
+        words += ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.job.id={number}"]
         if self.command.resume:
             config.trainer.precision = shared_precision(self.root, config)
             words += [self.command.resume, f"trainer.precision={config.trainer.precision}"]
@@ -216,7 +217,7 @@ class ProcessLauncher(BasicLauncher):
             UserError: a folder holds another job, or a job of another text.
         """
         # Hydra must not write into a folder before it is chosen.
-        composed = [[*overrides, "hydra.output_subdir=null"] for overrides in job_overrides]
+        composed = [[*overrides, NO_OUTPUT] for overrides in job_overrides]
         results = super().launch(composed, initial_job_idx)
         jobs = [result.return_value for result in results]
         self.multirun.run(jobs)

@@ -108,9 +108,10 @@ def introduction(results: Results) -> str:
     if not trained:
         return f"{took}. No training is finished."
     first = trained[0]
-    size = f"{first['parameters'] / 1e6:.1f}M parameters on {first['tokens']:,} tokens each"
-    models = f"{len(trained)} models of {size}, of {_corpus(results)}"
-    return f"{took}. It trained {models}, unless a table says otherwise. {pair(results)}".rstrip()
+    size = f"{first['parameters'] / 1e6:.1f}M parameters"
+    tokens = f"{first['tokens']:,} tokens of {_corpus(results)}"
+    models = f"{len(trained)} models of {size}, each on {tokens} unless a table says otherwise"
+    return f"{took}. It trained {models}. {pair(results)}".rstrip()
 
 
 def time_of(results: Results) -> str:
@@ -128,7 +129,7 @@ def _corpus(results: Results) -> str:
     # Up to version 0.4.0 each line was encoded alone, and results did not say so.
     by_line = ""
     if level == "bpe" and corpus.get("by_line", True):
-        by_line = ", line by line"
+        by_line = ", encoded line by line"
     return f"{corpus['name']} ({level} level{by_line})"
 
 

@@ -26,8 +26,8 @@ BEGIN = "<!-- committed runs begin -->\n"
 END = "\n<!-- committed runs end -->"
 LOSS_CLAIMS = (1, 2, 3, 4, 5, 6, 7)
 EFFECTS = (
-    "The percentage is the gap between both losses in nats, divided by the loss of the side that "
-    "the paper calls worse. Claims 8 to 10 compare context lengths, speed and attention."
+    "The percentage is the gap between the two losses in nats, divided by the loss that the paper "
+    "calls worse. Claims 8 to 10 compare context lengths, speed and attention."
 )
 
 

@@ -79,7 +79,9 @@ def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
         *in_precision_of_training(setup.profile.evaluate, setup),
         "losses=true",
     ]
-    if not arm.baseline:  # recurrent models have no attention length
+    if arm.baseline:  # recurrent models have no attention length
+        words = [word for word in words if not word.startswith("sweep_tokens=")]
+    else:
         lengths = setup.profile.attention_lengths
         if arm.corpus:  # lines in random order hold nothing that longer attention could find
             lengths = [composed(run.overrides).data.segment_len]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import bench
-from benchmarks.bench import CASES, measure, table, turns_of
+from benchmarks.bench import CASES, command_turns, measure, table, turns_of
 
 
 def test_ratios_are_of_the_same_round_and_precision() -> None:
@@ -22,8 +22,10 @@ def test_ratios_are_of_the_same_round_and_precision() -> None:
 
 
 @pytest.mark.slow
-def test_a_turn_is_timed() -> None:
+def test_turns_are_timed() -> None:
+    """Each turn of a command trains in a new folder: `txl train` refuses one with a finished run."""
     assert turns_of("ours", CASES["tiny"])() > 0
+    assert command_turns(CASES["first-step"])() > 0
 
 
 @pytest.mark.full

@@ -36,8 +36,8 @@ def good() -> Path:
 def put(place: str, value: Any) -> Change:
     """Return a change of the entry at `a/b/c`; `value` may be a function of the entry."""
 
-    def change(contents: dict[str, Any]) -> None:
-        inside: Any = contents
+    def change(contents):
+        inside = contents
         *outer, last = [int(name) if name.isdecimal() else name for name in place.split("/")]
         for name in outer:
             inside = inside[name]
@@ -57,7 +57,7 @@ def itself(contents: dict[str, Any]) -> None:
 WEIGHT = "state_dict/model.embedding.tables.0"
 CONFIG = "txl_lightning/config"
 # Refused by all that open a checkpoint, in the words of the library that reads it.
-REFUSED: dict[str, Change] = {
+REFUSED = {
     "a list": lambda _: [1],
     "no record": drop("txl_lightning"),
     "config in itself": itself,
@@ -68,21 +68,33 @@ REFUSED: dict[str, Change] = {
         "txl_lightning/vocabulary", {"level": "byte", "symbols": list("abc")}
     ),
     "no weights": drop("state_dict"),
-    "weight of another shape": put(WEIGHT, lambda x: x[:, :-1].clone()),
-    "weight of 4 TB": put(WEIGHT, lambda x: torch.zeros(1).expand(10**6, 10**6)),
+    "weight of another shape": put(
+        WEIGHT,
+        lambda x: x[:, :-1].clone(),
+    ),
+    "weight of 4 TB": put(
+        WEIGHT,
+        lambda x: torch.zeros(1).expand(10**6, 10**6),
+    ),
     "no step": drop("global_step"),
 }
 TRAINING = "txl_lightning/training"
 # Refused by some in one line, or harmless: values are literal, and code and other folders stay untouched.
-OTHERS: dict[str, Change] = {
+OTHERS = {
     "as written": lambda contents: contents,
     "interpolation": put(f"{CONFIG}/data/document_start", "${oc.env:SECRET}"),
     "cache of an interpolation": put(f"{CONFIG}/data/cache_dir", "${new_directory:made}"),
     "weight nan": put(WEIGHT, lambda x: torch.full_like(x, torch.nan)),
-    "memory of fewer streams": put(f"{TRAINING}/memory/memory/states", lambda x: x[:, :2].clone()),
+    "memory of fewer streams": put(
+        f"{TRAINING}/memory/memory/states",
+        lambda x: x[:, :2].clone(),
+    ),
     "weights only": drop("optimizer_states"),
     "position elsewhere": put("loops/fit_loop/state_dict/combined_loader/0/position", 2),
-    "random state short": put(f"{TRAINING}/random/0/cpu", lambda x: x[:8].clone()),
+    "random state short": put(
+        f"{TRAINING}/random/0/cpu",
+        lambda x: x[:8].clone(),
+    ),
     "moments of another shape": put("optimizer_states/0/state/0/exp_avg", torch.zeros(3)),
 }
 FILES = {  # instead of a checkpoint
@@ -96,7 +108,10 @@ OPTIONS = {"evaluate": "checkpoint", "convert": "source"}
 def use(name: str, path: Path, folder: Path) -> None:
     """Use a checkpoint as a command does."""
     if name == "evaluate":
-        evaluate(EvaluateOptions(str(path), max_segments=1, batch_size=2, num_threads=1), folder)
+        evaluate(
+            EvaluateOptions(str(path), max_segments=1, batch_size=2, num_threads=1),
+            folder,
+        )
     elif name == "convert":
         words = [
             f"source={path}",
@@ -106,7 +121,7 @@ def use(name: str, path: Path, folder: Path) -> None:
         ]
         convert(
             OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words))), folder
-        )  # type: ignore[arg-type]
+        )
     else:
         steps = "trainer.max_steps=5" if name == "resume" else "trainer.max_steps=1"
         train(
@@ -138,7 +153,7 @@ def test_malformed_files_are_refused_or_harmless(name, tmp_path, monkeypatch):
     notes = tmp_path / "notes.txt"
     path = tmp_path / "theirs/checkpoints/last.ckpt"
     path.parent.mkdir(parents=True)
-    found: dict[str, str] = {}
+    found = {}
     for case, change in {**REFUSED, **OTHERS}.items():
         notes.write_text("mine")
         contents = deepcopy(read_file(original))

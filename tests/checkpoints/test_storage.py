@@ -53,7 +53,10 @@ def saved(contents: Any) -> bytes:
 
 @pytest.mark.parametrize("version", ["this", "0.5.0"])
 @settings(max_examples=150, deadline=None)
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@given(
+    place=st.floats(0, 1, exclude_max=True),
+    bit=st.integers(0, 7),
+)
 def test_a_flipped_bit_is_recognised_or_changes_nothing(good, version, place, bit):
     """Bits that pad a record, or say which program wrote it, change nothing."""
     original = good if version == "this" else OLD

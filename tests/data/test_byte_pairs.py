@@ -1,9 +1,7 @@
 """Byte-level BPE: tokens of any text, trained on the training split."""
 
 import json
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +24,7 @@ def changed(**values: object) -> str:
     return json.dumps({**json.loads(trained().tokenizer), **values})
 
 
-def test_merges_come_from_the_training_split_only(tmp_path: Path) -> None:
+def test_merges_come_from_the_training_split_only(tmp_path):
     content = TEXT.encode()
     kept = int(len(content) * 0.96)
     doctored = content[:kept] + (b"zygote " * len(content))[: len(content) - kept]
@@ -54,8 +52,8 @@ OTHER_TOKENIZERS = [
 
 @pytest.mark.parametrize(("name", "conversion"), OTHER_TOKENIZERS)
 def test_a_tokenizer_of_another_format_is_refused_with_the_line_that_converts_it(
-    tmp_path: Path, name: str, conversion: str
-) -> None:
+    tmp_path, name, conversion
+):
     path, tokenizer = files(tmp_path, {"text.txt": TEXT, name: b"\x0a\xff"})
     with pytest.raises(OptionError, match=f"{name}: must be a tokenizer.json: {conversion}"):
         corpus_of(path, tmp_path, level="bpe", tokenizer=tokenizer)
@@ -78,6 +76,6 @@ LOSSY = [
 
 
 @pytest.mark.parametrize(("change", "words"), LOSSY)
-def test_a_tokenizer_that_loses_text_is_refused(change: Callable[[], str], words: str) -> None:
+def test_a_tokenizer_that_loses_text_is_refused(change, words):
     with pytest.raises(UserError, match=words):
         Vocabulary.of_tokenizer(change()).encode(b"Some TEXT")

@@ -6,17 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from tests.data.helpers import corpus_of, files, text_of
-from tests.fixtures import Output
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import cache, installed
 from txl_lightning.data import corpus as corpus_module
@@ -36,7 +33,7 @@ def packages_of(folder: Path) -> Corpus:
     )
 
 
-def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: Output) -> None:
+def test_the_default_corpus_is_the_same_text_everywhere(tmp_path, capfd):
     corpus = packages_of(tmp_path)
     if corpus.checksum != installed.PACKAGES_CHECKSUM:  # the versions need Python 3.11
         assert "is not the published text" in capfd.readouterr().err
@@ -48,8 +45,8 @@ def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: O
 
 
 def test_other_packages_are_named_and_their_files_are_in_the_order_of_a_hash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Output
-) -> None:
+    tmp_path, monkeypatch, capfd
+):
     names = [f"{package}/{file}" for package in ("sympy", "networkx") for file in SOURCES]
     texts = {name: f"raise ImportError  # {name}\n" * 20 for name in names}
     left_out = {f"sympy/{name}": "left out" for name in OTHERS}
@@ -72,9 +69,7 @@ def test_other_packages_are_named_and_their_files_are_in_the_order_of_a_hash(
     assert corpus.documents["train"].tolist() == [*starts][:n_documents]
 
 
-def test_tokens_are_prepared_again_for_a_changed_file_or_level(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_prepared_again_for_a_changed_file_or_level(tmp_path, monkeypatch):
     for content in (b"first text " * 20, b"other text " * 20):
         (path,) = files(tmp_path, {"t.txt": content})
         tokens = corpus_of(path, tmp_path).splits["train"]
@@ -91,9 +86,7 @@ def test_tokens_are_prepared_again_for_a_changed_file_or_level(
     assert corpus_of(path, tmp_path).splits["train"].tobytes() == b"first text " * 18
 
 
-def test_a_failure_while_writing_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_while_writing_leaves_nothing(tmp_path, monkeypatch):
     full_disk = MagicMock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(cache, "write_json", full_disk)
     with pytest.raises(UserError, match=r"t\.txt: data\.cache_dir=.*No space left on device"):
@@ -101,16 +94,14 @@ def test_a_failure_while_writing_leaves_nothing(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
+DAMAGES = [
     ("train.uint8", lambda path: os.truncate(path, 0)),
     ("description.json", Path.unlink),
 ]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_is_made_again_and_that_is_said(
-    tmp_path: Path, damage: Any, capsys: Output
-) -> None:
+def test_a_damaged_cache_is_made_again_and_that_is_said(tmp_path, damage, capsys):
     listed = files(tmp_path, {"t.txt": "text " * 50})
     corpus_of(listed, tmp_path)
     (folder,) = tmp_path.glob("cache/*")
@@ -134,11 +125,11 @@ OF_0_5_0 = {
 
 
 @pytest.mark.parametrize(("path", "level"), OF_0_5_0)
-def test_runs_of_0_5_0_find_their_corpus(tmp_path: Path, path: str, level: str) -> None:
+def test_runs_of_0_5_0_find_their_corpus(tmp_path, path, level):
     """A resumed run compares the checksum."""
     text = "größer als a\n" * 30
     records = [json.dumps({"text": f"record {n} é"}) + "\n" for n in range(40)]
-    contents: dict[str, str | bytes] = {
+    contents = {
         "joined/a.txt": text,
         "joined/b.txt": "b é line\n" * 40,
         "splits/train.txt": "train é\n" * 90,
@@ -160,7 +151,7 @@ def test_runs_of_0_5_0_find_their_corpus(tmp_path: Path, path: str, level: str) 
     assert corpus.checksum == OF_0_5_0[path, level]
 
 
-def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> None:
+def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path):
     (path,) = files(
         tmp_path,
         {"t.txt": os.urandom(1_000_000).hex()},

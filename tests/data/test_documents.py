@@ -1,7 +1,5 @@
 """Documents: files of a folder, lines that match, and the mark of the token that begins one."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import yaml
@@ -22,7 +20,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("level", ["byte", "word"])
-def test_files_are_documents_in_the_order_of_their_paths(tmp_path: Path, level: str) -> None:
+def test_files_are_documents_in_the_order_of_their_paths(tmp_path, level):
     listed = files(
         tmp_path / "texts",
         {**TEXTS, ".hidden": "nothing", "empty.txt": ""},
@@ -54,9 +52,7 @@ CASES = {
 
 @pytest.mark.parametrize("level", ["byte", "word"])
 @pytest.mark.parametrize("name", CASES)
-def test_documents_begin_at_the_lines_that_the_corpus_names(
-    tmp_path: Path, name: str, level: str
-) -> None:
+def test_documents_begin_at_the_lines_that_the_corpus_names(tmp_path, name, level):
     document, first = CASES[name]
     conf = CONF / f"data/{name}.yaml"
     pattern = yaml.safe_load(conf.read_text())["document_start"] if conf.is_file() else "^= .* =$"
@@ -85,9 +81,7 @@ def test_documents_begin_at_the_lines_that_the_corpus_names(
     assert len(corpus.documents["train"]) in (36, 37)
 
 
-def test_the_sentences_of_lm1b_are_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sentences_of_lm1b_are_documents(tmp_path, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "lm1b", {})
     files(
         tmp_path,

@@ -3,13 +3,11 @@
 import gzip
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.data.helpers import corpus_of, files, text_of
 from tests.data.writers import JSON_LINES, csv_of
-from tests.fixtures import Output
 from txl_lightning.data.corpus import SPLITS
 from txl_lightning.errors import OptionError, UserError
 
@@ -32,14 +30,12 @@ NAMES = [
 
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("kind", ["folder", "list", "mapping"])
-def test_files_that_are_splits_are_splits(
-    tmp_path: Path, names: tuple[str, ...], kind: str
-) -> None:
+def test_files_that_are_splits_are_splits(tmp_path, names, kind):
     paths = files(
         tmp_path / "texts",
         dict(zip(names, SPLIT_TEXTS.values(), strict=True)),
     )
-    chosen: dict[str, Any] = {
+    chosen = {
         "folder": str(tmp_path / "texts"),
         "list": paths[::-1],
         "mapping": dict(zip(SPLITS, paths, strict=True)),
@@ -48,7 +44,7 @@ def test_files_that_are_splits_are_splits(
     assert {split: text_of(corpus, split) for split in SPLITS} == SPLIT_TEXTS
 
 
-def test_a_missing_split_is_cut_from_train_and_said(tmp_path: Path, capsys: Output) -> None:
+def test_a_missing_split_is_cut_from_train_and_said(tmp_path, capsys):
     train, test = files(
         tmp_path,
         {"train.txt": "train " * 100, "test.txt": "held out"},
@@ -60,9 +56,7 @@ def test_a_missing_split_is_cut_from_train_and_said(tmp_path: Path, capsys: Outp
         assert "valid cut from the end of train" in capsys.readouterr().err
 
 
-def test_files_without_splits_are_joined_and_said_with_their_names(
-    tmp_path: Path, capsys: Output
-) -> None:
+def test_files_without_splits_are_joined_and_said_with_their_names(tmp_path, capsys):
     files(
         tmp_path / "code",
         {
@@ -77,7 +71,7 @@ def test_files_without_splits_are_joined_and_said_with_their_names(
     assert "a.py, b.py, model.py and 1 more files joined and cut" in capsys.readouterr().err
 
 
-UNCLEAR: list[tuple[Any, str]] = [
+UNCLEAR = [
     (
         ["train.txt", "test.txt", "more.txt"],
         "has split files and more.txt, whose name says no split; name the splits",
@@ -100,9 +94,7 @@ UNCLEAR: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("path", "words"), UNCLEAR)
-def test_unclear_splits_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any, words: str
-) -> None:
+def test_unclear_splits_are_refused(tmp_path, monkeypatch, path, words):
     monkeypatch.chdir(tmp_path)
     names = ("train", "valid", "test", "more", "train_test")
     contents = {f"{name}.txt": "a" * 90 for name in names}
@@ -112,7 +104,7 @@ def test_unclear_splits_are_refused(
         corpus_of(path, tmp_path)
 
 
-def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
+def test_files_of_several_formats_are_refused(tmp_path):
     files(
         tmp_path / "mixed",
         {"a.txt": "a" * 50, "b.csv": csv_of()},
@@ -125,7 +117,7 @@ def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
     assert text_of(corpus_of(f"{folder}/*.csv", tmp_path)).startswith("record 0")
 
 
-def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path, capsys: Output) -> None:
+def test_what_is_left_out_of_a_folder_is_named(tmp_path, capsys):
     texts = {"a.txt": "a" * 50, "b.txt.gz": gzip.compress(b"b" * 50)}
     others = {"c.png": b"\x89PNG", "d.dat": b"x\0y", "__pycache__/e.pyc": b"x", ".git/f": "f"}
     files(tmp_path / "texts", {**texts, **others})
@@ -166,16 +158,14 @@ NO_TEXT = [
 
 
 @pytest.mark.parametrize(("name", "content", "level", "words"), NO_TEXT)
-def test_a_file_that_is_no_text_is_refused(
-    tmp_path: Path, name: str, content: bytes, level: str, words: str
-) -> None:
+def test_a_file_that_is_no_text_is_refused(tmp_path, name, content, level, words):
     (path,) = files(tmp_path, {name: content})
     with pytest.raises(UserError, match=words) as error:
         corpus_of(path, tmp_path, level=level)
     assert "\n" not in str(error.value)
 
 
-def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path) -> None:
+def test_rare_words_train_the_unknown_one_of_known_share(tmp_path):
     train = "to be or not to be or not once\n" + "to be\n" * 9
     contents = {"train.txt": train, "valid.txt": "to be new\n" * 5, "test.txt": "new be\n" * 5}
     paths = files(tmp_path, contents)
@@ -191,7 +181,7 @@ def test_rare_words_train_the_unknown_one_of_known_share(tmp_path: Path) -> None
         corpus_of(paths, tmp_path, min_count=2)
 
 
-def test_a_text_that_cannot_be_words_is_refused(tmp_path: Path) -> None:
+def test_a_text_that_cannot_be_words_is_refused(tmp_path):
     (path,) = files(tmp_path, {"text.txt": "all on one line " * 500})
     with pytest.raises(UserError, match="valid split is empty: cuts are at the ends of lines"):
         corpus_of(path, tmp_path, level="word")
@@ -199,9 +189,7 @@ def test_a_text_that_cannot_be_words_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 @pytest.mark.parametrize("name", ["text", "text.txt.gz"])
-def test_a_text_is_one_document_with_or_without_a_mark_of_its_encoding(
-    tmp_path: Path, name: str, encoding: str
-) -> None:
+def test_a_text_is_one_document_with_or_without_a_mark_of_its_encoding(tmp_path, name, encoding):
     text = "".join(f"line {n} é\n" for n in range(60))
     content = text.encode(encoding)
     if name.endswith(".gz"):
@@ -211,7 +199,7 @@ def test_a_text_is_one_document_with_or_without_a_mark_of_its_encoding(
     assert sum(len(corpus.documents[split]) for split in SPLITS) == 3  # cuts go through it
 
 
-def test_a_link_that_leads_nowhere_is_refused_and_a_file_is_read_once(tmp_path: Path) -> None:
+def test_a_link_that_leads_nowhere_is_refused_and_a_file_is_read_once(tmp_path):
     files(tmp_path, {"elsewhere/a.txt": "to be or not\n" * 90, "texts/b.png": b"picture"})
     (tmp_path / "texts/folder").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "texts/c.txt").symlink_to("folder/a.txt")
@@ -221,9 +209,7 @@ def test_a_link_that_leads_nowhere_is_refused_and_a_file_is_read_once(tmp_path: 
         corpus_of(str(tmp_path / "texts"), tmp_path)
 
 
-def test_a_folder_that_may_not_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     """A pattern passes over it without a word."""
     files(
         tmp_path,
@@ -231,7 +217,7 @@ def test_a_folder_that_may_not_be_read_is_named(
     )
     scan = os.scandir
 
-    def locked(path: Any) -> Any:
+    def locked(path):
         if Path(path).name == "sub":
             raise PermissionError(13, "Permission denied", path)
         return scan(path)

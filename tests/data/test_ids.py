@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def json_of_miditok(folder: Path) -> Path:
     )
 
 
-WITH_DOCUMENTS: dict[str, Callable[[Path], Path]] = {
+WITH_DOCUMENTS = {
     "Megatron": write_megatron,
     "Megatron by its prefix": lambda folder: write_megatron(folder, "uint16", 8).with_suffix(""),
     "fairseq by its index": lambda folder: write_megatron(
@@ -76,7 +75,7 @@ WITH_DOCUMENTS: dict[str, Callable[[Path], Path]] = {
     "JSON lines": json_lines,
     "JSON of MidiTok": json_of_miditok,
 }
-WITHOUT_DOCUMENTS: dict[str, Callable[[Path], Path]] = {
+WITHOUT_DOCUMENTS = {
     "llm.c": write_llm_c,
     "llm.c for Llama 3": lambda folder: write_llm_c(folder, 20240801, "uint32"),
     "raw .npy of OLMo": lambda folder: Path(*files(folder, {"part-0.npy": IDS.tobytes()})),
@@ -85,7 +84,7 @@ WRITERS = {**WITH_DOCUMENTS, **WITHOUT_DOCUMENTS}
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_ids_and_documents_are_those_of_the_writer(tmp_path: Path, name: str) -> None:
+def test_ids_and_documents_are_those_of_the_writer(tmp_path, name):
     (tmp_path / "data").mkdir()
     path = WRITERS[name](tmp_path / "data")
     dtype = "uint16" if name == "raw .npy of OLMo" else None
@@ -97,7 +96,7 @@ def test_ids_and_documents_are_those_of_the_writer(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("dtype", ["u1", ">u2", ">i8"])
-def test_a_file_of_any_integers_is_cut_by_fractions(tmp_path: Path, dtype: str) -> None:
+def test_a_file_of_any_integers_is_cut_by_fractions(tmp_path, dtype):
     corpus = ids_of(
         saved(tmp_path, FEW.astype(dtype)),
         tmp_path,
@@ -109,9 +108,7 @@ def test_a_file_of_any_integers_is_cut_by_fractions(tmp_path: Path, dtype: str) 
 
 
 @pytest.mark.parametrize("dtype", RAW_DTYPES)
-def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(
-    tmp_path: Path, dtype: str
-) -> None:
+def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(tmp_path, dtype):
     (path,) = files(
         tmp_path,
         {"notes.bin": FEW.astype(dtype).tobytes()},
@@ -122,9 +119,7 @@ def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(
 
 
 @pytest.mark.parametrize("marked", [False, True])
-def test_the_arrays_of_a_folder_are_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
-) -> None:
+def test_the_arrays_of_a_folder_are_documents(tmp_path, monkeypatch, marked):
     monkeypatch.setattr(sources, "CHUNK", 64)  # several chunks in a document
     starts = [0, 100, 250, 470, 700]
     for number, part in enumerate(np.split(FEW, starts[1:])):
@@ -141,7 +136,7 @@ def test_the_arrays_of_a_folder_are_documents(
     assert begun.tolist() == (starts if marked else [])
 
 
-def test_index_maps_of_trainings_are_left_out(tmp_path: Path) -> None:
+def test_index_maps_of_trainings_are_left_out(tmp_path):
     """Megatron writes them below `PREFIX/cache`, GPT-NeoX beside the data: 0.5.0 read `sample_idx` as ids."""
     write_megatron(tmp_path)
     files(tmp_path, {"corpus_text_document/cache/0-train-document_index.npy": b"\x93NUMPY"})
@@ -156,7 +151,7 @@ def test_index_maps_of_trainings_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", ["7", "<go>"])
-def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path: Path, start: str) -> None:
+def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path, start):
     (names,) = files(
         tmp_path,
         {"vocab.json": json.dumps({"<go>": 7, "x": 40})},
@@ -170,7 +165,7 @@ def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path: Path, sta
 
 
 ROW = "must be integers in one dimension, not"
-REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+REFUSED = [
     (FEW / 2, {}, f"notes.npy: {ROW} float64"),
     (np.array([{}]), {}, "notes.npy: cannot be read"),
     (FEW.reshape(10, 100), {}, rf"{ROW} int64 \(10, 100\): save ids.ravel\(\)"),
@@ -192,9 +187,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("ids", "options", "words"), REFUSED)
-def test_what_is_no_sequence_of_ids_is_refused(
-    tmp_path: Path, ids: Any, options: dict[str, Any], words: str
-) -> None:
+def test_what_is_no_sequence_of_ids_is_refused(tmp_path, ids, options, words):
     with pytest.raises(UserError, match=words) as error:
         ids_of(saved(tmp_path, ids), tmp_path, **options)
     assert "\n" not in str(error.value)
@@ -203,7 +196,7 @@ def test_what_is_no_sequence_of_ids_is_refused(
 UINT16 = {"dtype": "uint16"}
 HALF = IDS[:500].tobytes()
 UNLIKE = "unlike plain ids: save them with numpy.save, or data.format=raw"
-UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
+UNLIKE_IDS = [
     (
         {"a.bin": b"this is text, not ids " * 99},
         UINT16,
@@ -230,16 +223,14 @@ UNLIKE_IDS: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("contents", "options", "words"), UNLIKE_IDS)
-def test_a_file_that_is_no_array_is_refused(
-    tmp_path: Path, contents: Any, options: Any, words: str
-) -> None:
+def test_a_file_that_is_no_array_is_refused(tmp_path, contents, options, words):
     paths = files(tmp_path / "data", contents)
     (path,) = [path for path in paths if not path.endswith((".json", ".index", ".idx"))]
     with pytest.raises(UserError, match=words):
         ids_of(path, tmp_path, **options)
 
 
-def test_a_header_of_another_library_is_no_ids(tmp_path: Path) -> None:
+def test_a_header_of_another_library_is_no_ids(tmp_path):
     with pytest.raises(OptionError, match=f"begins with b'LITPKDS.*{UNLIKE}"):
         ids_of(str(write_packed(tmp_path)), tmp_path, dtype="uint16")
 
@@ -248,7 +239,7 @@ NO_LISTS = ["[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2
 
 
 @pytest.mark.parametrize("value", NO_LISTS)
-def test_a_record_without_a_list_of_ids_is_refused(tmp_path: Path, value: str) -> None:
+def test_a_record_without_a_list_of_ids_is_refused(tmp_path, value):
     (path,) = files(
         tmp_path,
         {"a.jsonl": f'{{"input_ids": [1, 2]}}\n{{"input_ids": {value}}}\n'},
@@ -257,7 +248,7 @@ def test_a_record_without_a_list_of_ids_is_refused(tmp_path: Path, value: str) -
         ids_of(path, tmp_path)
 
 
-MISFITS: list[tuple[Callable[[Path], Path], str]] = [
+MISFITS = [
     (write_llm_c, "must have the 1,000 ids of its header or index, and no more"),
     (write_megatron, "must have the 1,000 ids of its header or index, and no more"),
     (lambda folder: Path(saved(folder, FEW)), "must have the 1,000 ids of its header or index"),
@@ -265,16 +256,14 @@ MISFITS: list[tuple[Callable[[Path], Path], str]] = [
 
 
 @pytest.mark.parametrize(("write", "words"), MISFITS)
-def test_files_that_do_not_fit_their_header_are_refused(
-    tmp_path: Path, write: Callable[[Path], Path], words: str
-) -> None:
+def test_files_that_do_not_fit_their_header_are_refused(tmp_path, write, words):
     path = write(tmp_path)
     path.write_bytes(path.read_bytes() + b"xxxx")
     with pytest.raises(OptionError, match=words):
         ids_of(str(path), tmp_path)
 
 
-def test_a_type_belongs_to_its_file() -> None:
+def test_a_type_belongs_to_its_file():
     """A run of 16-bit ids scores a file of 32 bits by its own type, and needs one for a raw file."""
     run = FileData("file", "ids", path="a.bin", dtype="uint16", column="tokens")
     plain = file_data(run, "b.npy", "ids")
@@ -287,7 +276,7 @@ def test_a_type_belongs_to_its_file() -> None:
 
 PIECES = [("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)]
 UNIGRAM = Tokenizer(models.Unigram(PIECES, unk_id=0)).to_str()
-NAMES: list[tuple[str, str, list[str]]] = [
+NAMES = [
     ("names.txt", "note 0\nnote 1\nnote 2\n", ["note 0", "note 1", "note 2"]),
     ("vocab.json", '{"model": 1, "version": 0}', ["version", "model"]),
     ("tokenizer.json", UNIGRAM, ["<unk>", "▁a", "b"]),
@@ -295,7 +284,7 @@ NAMES: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("name", "content", "expected"), NAMES)
-def test_names_of_ids(tmp_path: Path, name: str, content: str, expected: list[str]) -> None:
+def test_names_of_ids(tmp_path, name, content, expected):
     (path,) = files(tmp_path, {name: content})
     names = names_of_ids(path)
     assert [names[number] for number in sorted(names)] == expected

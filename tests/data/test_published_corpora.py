@@ -108,7 +108,7 @@ STARTS = [" ".join(["<S> the cat <S> the dog sat"] * 99), *["<S> <UNK> dog sat <
 BOTH_TRAIN = " ".join(["<S> the cat <S> <S> the dog sat <S>"] * 99)
 BOTH = [BOTH_TRAIN, *["<S> <UNK> dog sat <S> <S> the cat <S>"] * 2]
 LEVELS = {"enwik8": "byte", "text8": "char", "wikipedia-2015": "char"}
-LAYOUTS: list[tuple[str, dict[str, bytes], Any, dict[str, Any]]] = [
+LAYOUTS = [
     ("enwik8", {"enwik8/enwik8": ENWIK8}, KEPT, {"newlines": "kept"}),
     ("enwik8", {"enwik8/train.txt": b"-"} | ENWIK8_FILES, DROPPED, {}),
     ("text8", {"text8/text8": TEXT8}, ("text8", " ab", TEXT8_SPLITS), {}),
@@ -137,14 +137,14 @@ for pattern in ("wikitext-2/{}.txt", "wikitext-103/wiki.{}.tokens", "ptb/ptb.{}.
 @pytest.mark.parametrize("chunk_bytes", [7, 1 << 18])
 @pytest.mark.parametrize(("name", "layout", "expected", "options"), LAYOUTS)
 def test_every_layout_is_the_same(
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    layout: dict[str, bytes],
-    expected: Any,
-    options: dict[str, Any],
-    chunk_bytes: int,
-) -> None:
+    root,
+    monkeypatch,
+    name,
+    layout,
+    expected,
+    options,
+    chunk_bytes,
+):
     monkeypatch.setattr(sources, "CHUNK", chunk_bytes)
     files(root, layout)
     level = LEVELS.get(name, "word")
@@ -180,9 +180,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("name", "layout", "words"), OTHERS)
-def test_a_corpus_that_is_not_the_published_one_is_refused(
-    root: Path, name: str, layout: Any, words: str
-) -> None:
+def test_a_corpus_that_is_not_the_published_one_is_refused(root, name, layout, words):
     files(
         root,
         layout
@@ -197,7 +195,7 @@ def test_a_corpus_that_is_not_the_published_one_is_refused(
     assert list((root.parent / "cache").glob("*")) == []
 
 
-def test_a_data_folder_must_be_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_folder_must_be_one(root, monkeypatch):
     monkeypatch.setenv("TXL_DATA", "missing")
     with pytest.raises(UserError, match=r"^TXL_DATA=missing: must be a folder"):
         load_corpus(
@@ -208,7 +206,7 @@ def test_a_data_folder_must_be_one(root: Path, monkeypatch: pytest.MonkeyPatch) 
         )
 
 
-def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
+def test_sentences_of_lm1b_are_shuffled_in_training_only(root):
     files(
         root,
         SHARDS | {name: text * 30 for name, text in HELD_OUT.items()},
@@ -247,7 +245,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(made)
 
 
-def test_a_corpus_that_is_not_there_is_fetched(tmp_path: Path, archive: Path) -> None:
+def test_a_corpus_that_is_not_there_is_fetched(tmp_path, archive):
     corpus = load_corpus(
         DataConfig(
             name="ptb",
@@ -258,7 +256,7 @@ def test_a_corpus_that_is_not_there_is_fetched(tmp_path: Path, archive: Path) ->
     assert corpus.vocabulary.decode(corpus.splits["train"][:7]) == "a b <unk>\nb a\n"
 
 
-def test_a_bad_archive_is_refused(tmp_path: Path, archive: Path) -> None:
+def test_a_bad_archive_is_refused(tmp_path, archive):
     archive.write_bytes(b"<html>please log in")
     words = r"data=ptb: not in .*ptb, and the download failed \(.* is not complete\); put"
     with pytest.raises(UserError, match=words):
@@ -272,9 +270,7 @@ def test_a_bad_archive_is_refused(tmp_path: Path, archive: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["enwik8", "lm1b", "wikipedia-2015"])
-def test_without_network_one_line_names_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_without_network_one_line_names_the_files(tmp_path, monkeypatch, name):
     monkeypatch.setenv("TXL_DATA", str(tmp_path))
     if name in ADDRESSES:
         monkeypatch.setitem(ADDRESSES, name, ("http://127.0.0.1:9/archive.zip", ""))
@@ -292,9 +288,7 @@ def test_without_network_one_line_names_the_files(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wikitext_comes_through_datasets_line_by_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wikitext_comes_through_datasets_line_by_line(tmp_path, monkeypatch):
     rows = {
         "train": ["", " = A = \n", " the a \n"],
         "validation": [" a \n"],

@@ -34,7 +34,7 @@ def load(folder: Path, **options: object) -> Corpus:
     [ONE, Recall((4, 4, 8, 12), 0.8, 4)],
     ids=["one", "lanes"],
 )
-def test_the_entropy_is_the_mean_loss_of_the_exact_model(recall: Recall) -> None:
+def test_the_entropy_is_the_mean_loss_of_the_exact_model(recall):
     n, longest = 300_000, 16
     tokens = np.frombuffer(
         recall.text(n, seed=3).encode(),
@@ -54,7 +54,7 @@ def test_the_entropy_is_the_mean_loss_of_the_exact_model(recall: Recall) -> None
         assert abs(losses.mean() - recall.entropy(c)) <= 3 * error + 1e-12
 
 
-def test_the_closed_forms_and_the_default_of_the_example() -> None:
+def test_the_closed_forms_and_the_default_of_the_example():
     assert ONE.entropy(11) == log(8)
     assert ONE.entropy(12) == pytest.approx(-0.9125 * log(0.9125) - 7 * 0.0125 * log(0.0125))
     options = dict(
@@ -70,7 +70,7 @@ def test_the_closed_forms_and_the_default_of_the_example() -> None:
     assert recall_oracle.TEXT == recall_oracle.oracle().text == default
 
 
-def test_the_corpus_is_the_text_in_three_splits_and_needs_no_file(tmp_path: Path) -> None:
+def test_the_corpus_is_the_text_in_three_splits_and_needs_no_file(tmp_path):
     corpus = load(tmp_path, n_tokens=20_000)
     assert text_of(corpus) == Recall((12,), 0.9, 8).text(20_000, 1)
     assert [len(corpus.splits[split]) for split in SPLITS] == [18_000, 1_000, 1_000]

@@ -13,7 +13,6 @@ import pytest
 
 from tests.data.helpers import corpus_of, documents_of, files, text_of
 from tests.data.writers import JSON_LINES, RECORDS, TEXTS, csv_of, parquet_of, pzstd_of
-from tests.fixtures import Output
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
@@ -29,7 +28,7 @@ def records_of(folder: Path, path: Any, **options: Any) -> list[str]:
 
 
 DICTIONARY = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
-WRITTEN: dict[str, bytes] = {
+WRITTEN = {
     "c4-train.00000-of-01024.json.gz": gzip.compress(JSON_LINES),
     "pzstd.jsonl.zst": pzstd_of(JSON_LINES),
     "bzip2.ndjson.bz2": bz2.compress(JSON_LINES),
@@ -42,14 +41,14 @@ WRITTEN: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_every_record_is_a_document(tmp_path: Path, name: str) -> None:
+def test_every_record_is_a_document(tmp_path, name):
     (path,) = files(tmp_path, {name: WRITTEN[name]})
     assert records_of(tmp_path, path) == [
         text if text.endswith("\n") else f"{text}\n" for text in TEXTS
     ]
 
 
-def test_a_folder_of_objects_over_several_lines_is_records(tmp_path: Path) -> None:
+def test_a_folder_of_objects_over_several_lines_is_records(tmp_path):
     objects = {
         f"{n}.json": json.dumps(
             {"id": n, "title": "x", "text": f"text {n}"},
@@ -61,7 +60,7 @@ def test_a_folder_of_objects_over_several_lines_is_records(tmp_path: Path) -> No
     assert records_of(tmp_path, tmp_path / "documents") == [f"text {n}\n" for n in range(9)]
 
 
-def test_shards_whose_first_record_is_long_are_records(tmp_path: Path) -> None:
+def test_shards_whose_first_record_is_long_are_records(tmp_path):
     texts = ["word " * 30_000, "b", "c"]
     lines = "".join(json.dumps({"url": "x", "raw_content": text}) + "\n" for text in texts).encode()
     files(
@@ -79,7 +78,7 @@ def test_shards_whose_first_record_is_long_are_records(tmp_path: Path) -> None:
     assert records_of(tmp_path, tmp_path / "crawl", column="raw_content") == expected
 
 
-def test_quotes_of_tsv_are_characters(tmp_path: Path) -> None:
+def test_quotes_of_tsv_are_characters(tmp_path):
     """Version 0.5.0 read the first three rows as one record with ids inside."""
     rows = 'id\ttext\n1\t"an open quote\n2\tsecond\n3\ta closed one"\n4\tlast\n'
     (path,) = files(tmp_path, {"validated.tsv": rows})
@@ -89,27 +88,27 @@ def test_quotes_of_tsv_are_characters(tmp_path: Path) -> None:
     assert len(records_of(tmp_path, path, format="csv")) == len(TEXTS)
 
 
-def test_values_of_csv_stay_as_they_are(tmp_path: Path) -> None:
+def test_values_of_csv_stay_as_they_are(tmp_path):
     (path,) = files(tmp_path, {"a.csv": "text,n\n007,1\nNA,2\n2026-01-02,3\n"})
     assert records_of(tmp_path, path) == ["007\n", "NA\n", "2026-01-02\n"]
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "events.log", "table.csv"])
-def test_any_file_is_read_as_text_if_the_format_says_so(tmp_path: Path, name: str) -> None:
+def test_any_file_is_read_as_text_if_the_format_says_so(tmp_path, name):
     content = JSON_LINES.decode()
     (path,) = files(tmp_path, {name: content})
     assert text_of(corpus_of(path, tmp_path, level="char", format="text")) == content
 
 
 @pytest.mark.parametrize("name", ["events.log", "wiki_00"])
-def test_text_that_begins_like_json_is_refused(tmp_path: Path, name: str) -> None:
+def test_text_that_begins_like_json_is_refused(tmp_path, name):
     (path,) = files(tmp_path, {name: JSON_LINES})
     with pytest.raises(OptionError, match=r"not JSON; data\.format=jsonl or json reads its"):
         corpus_of(path, tmp_path, level="char")
     assert len(records_of(tmp_path, path, format="jsonl")) == len(TEXTS)
 
 
-def test_a_column_is_chosen_and_nulls_are_counted(tmp_path: Path, capsys: Output) -> None:
+def test_a_column_is_chosen_and_nulls_are_counted(tmp_path, capsys):
     (path,) = files(
         tmp_path,
         {"a.jsonl": '{"body": "a", "text": "x"}\n{"body": null}\n{"text": "y"}\n{"body": "b"}\n'},
@@ -135,9 +134,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "words"), BAD)
-def test_a_bad_record_ends_with_its_line_or_is_counted(
-    tmp_path: Path, capsys: Output, line: Any, words: str
-) -> None:
+def test_a_bad_record_ends_with_its_line_or_is_counted(tmp_path, capsys, line, words):
     bad = line if isinstance(line, bytes) else line.encode()
     (path,) = files(
         tmp_path,
@@ -149,14 +146,14 @@ def test_a_bad_record_ends_with_its_line_or_is_counted(
     assert "1 records cannot be read; left out" in capsys.readouterr().err
 
 
-def test_a_broken_list_of_json_always_ends(tmp_path: Path) -> None:
+def test_a_broken_list_of_json_always_ends(tmp_path):
     """Nothing says where its next record begins."""
     (path,) = files(tmp_path, {"a.json": '[{"text": "a"}, {"text": "b}, {"text": "c"}]'})
     with pytest.raises(UserError, match=r"a\.json: cannot be read .*not JSON"):
         records_of(tmp_path, path, skip_bad=True)
 
 
-def test_a_broken_quote_of_csv_always_ends(tmp_path: Path) -> None:
+def test_a_broken_quote_of_csv_always_ends(tmp_path):
     rows = 'text,n\n"Hello",1\n"he said "so",2\nlast,3\n'
     (path,) = files(tmp_path, {"a.csv": rows})
     words = r"a\.csv: cannot be read .ValueError: after line 2: ',' expected"
@@ -192,14 +189,14 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("name", "content", "words"), DAMAGED)
-def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_a_damaged_file_is_named(tmp_path, name, content, words):
     (path,) = files(tmp_path, {name: content})
     with pytest.raises(UserError, match=words) as error:
         corpus_of(path, tmp_path, level="char")
     assert "\n" not in str(error.value)
 
 
-def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path: Path) -> None:
+def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path):
     texts = {
         "train": TEXTS[:30],
         "validation": TEXTS[30:35],
@@ -218,7 +215,7 @@ SENTENCES = [f"日本語のテキスト {n % 9} です。 größer {'x ' * (n % 
 
 
 @pytest.mark.parametrize("level", ["char", "word", "bpe"])
-def test_cuts_between_splits_keep_records(tmp_path: Path, level: str) -> None:
+def test_cuts_between_splits_keep_records(tmp_path, level):
     """A cut moves forward to a character or line; documents begin where the records do all the same."""
     (path,) = files(
         tmp_path, {"a.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in SENTENCES)}

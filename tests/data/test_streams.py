@@ -34,7 +34,7 @@ def shuffled(lengths: list[int], *sizes: int, seed: int | None = None) -> Shuffl
 
 VARIED = [1 + i * 7 % 9 for i in range(120)]
 few = settings(max_examples=20)
-KINDS: dict[str, Make] = {
+KINDS = {
     "ordered": lambda *sizes: Streams(np.arange(647), *sizes),
     "ordered from elsewhere": lambda *sizes: Streams(np.arange(647), *sizes, seed=3),
     "shuffled": lambda *sizes: shuffled(VARIED, *sizes, seed=2),
@@ -55,9 +55,7 @@ def epoch(streams: Streams) -> torch.Tensor:
     st.integers(2, 12),
     st.integers(0, 3),
 )
-def test_every_token_but_the_first_is_one_target(
-    batch_size: int, segment_len: int, stream_len: int, rest: int
-) -> None:
+def test_every_token_but_the_first_is_one_target(batch_size, segment_len, stream_len, rest):
     trimmed = min(rest, batch_size - 1)
     streams = Streams(
         np.arange(batch_size * stream_len + trimmed),
@@ -75,9 +73,7 @@ def test_every_token_but_the_first_is_one_target(
 @given(few_streams, lengths_of_segments, st.integers(0, 7))
 @few
 @each_kind
-def test_extended_context_is_the_tokens_before(
-    make: Make, batch_size: int, segment_len: int, ext_len: int
-) -> None:
+def test_extended_context_is_the_tokens_before(make, batch_size, segment_len, ext_len):
     streams = make(batch_size, segment_len, ext_len)
     past = torch.empty(batch_size, 0, dtype=torch.int64)
     for segment in streams:
@@ -98,9 +94,7 @@ def test_extended_context_is_the_tokens_before(
 @given(few_streams, few_streams, lengths_of_segments)
 @few
 @each_kind
-def test_the_union_over_ranks_is_always_the_same(
-    make: Make, more: int, world_size: int, segment_len: int
-) -> None:
+def test_the_union_over_ranks_is_always_the_same(make, more, world_size, segment_len):
     lengths = (world_size + more, segment_len, 2)
     whole, *parts = (
         make(*lengths),
@@ -115,9 +109,7 @@ def test_the_union_over_ranks_is_always_the_same(
 
 
 @given(few_streams, lengths_of_segments, st.integers(0, 99))
-def test_a_seed_draws_where_the_streams_begin_and_they_wrap(
-    batch_size: int, segment_len: int, seed: int
-) -> None:
+def test_a_seed_draws_where_the_streams_begin_and_they_wrap(batch_size, segment_len, seed):
     n, stream_len = 647, 647 // batch_size
     streams, same = (
         Streams(
@@ -156,14 +148,12 @@ def test_a_seed_draws_where_the_streams_begin_and_they_wrap(
 @given(few_streams, lengths_of_segments)
 @few
 @each_kind
-def test_every_target_has_its_position_and_the_rest_a_reason(
-    make: Make, batch_size: int, segment_len: int
-) -> None:
+def test_every_target_has_its_position_and_the_rest_a_reason(make, batch_size, segment_len):
     streams = make(batch_size, segment_len)
     text = streams.tokens
     if isinstance(streams, ShuffledStreams):
         text = np.append(text, SENTENCE)
-    places: list[int] = []
+    places = []
     for index in range(len(streams)):
         positions = streams.positions(index)
         np.testing.assert_array_equal(text[positions], streams[index].targets)
@@ -177,8 +167,8 @@ def test_every_target_has_its_position_and_the_rest_a_reason(
 
 @each_kind
 def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is_restored(
-    make: Make,
-) -> None:
+    make,
+):
     straight = make(3, 4)
     list(straight)
     expected = list(straight)
@@ -204,7 +194,7 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is
 
 
 @each_kind
-def test_after_the_last_segment_a_restored_state_continues_with_the_next_epoch(make: Make) -> None:
+def test_after_the_last_segment_a_restored_state_continues_with_the_next_epoch(make):
     straight = make(3, 4)
     list(straight)
     interrupted = make(3, 4)
@@ -226,15 +216,13 @@ def test_after_the_last_segment_a_restored_state_continues_with_the_next_epoch(m
     ),
     st.none() | st.just(1),
 )
-def test_a_stream_is_whole_sentences(
-    n: int, segment_len: int, lengths: list[int], seed: int | None
-) -> None:
+def test_a_stream_is_whole_sentences(n, segment_len, lengths, seed):
     streams = shuffled(lengths, n, segment_len, seed=seed)
     stream_len = streams.targets_per_stream + 1
-    seen: list[int] = []
+    seen = []
     for tokens in torch.cat([segment.tokens for segment in streams], dim=1).tolist():
         assert len(tokens) == stream_len - 1
-        expected: list[int] = []
+        expected = []
         for token in tokens:
             if token != SENTENCE and token % 100 == 0:  # a sentence's first word
                 number = token // 100
@@ -250,7 +238,7 @@ def test_a_stream_is_whole_sentences(
     assert len(seen) == len(set(seen)), "no sentence is read twice in an epoch"
 
 
-def test_every_epoch_has_an_order_of_its_own_that_the_seed_decides() -> None:
+def test_every_epoch_has_an_order_of_its_own_that_the_seed_decides():
     streams, same = (
         shuffled(VARIED, 3, 4, seed=5),
         shuffled(VARIED, 3, 4, seed=5),
@@ -278,7 +266,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("sizes", "words"), IMPOSSIBLE)
-def test_impossible_sizes_are_named(sizes: tuple[int, ...], words: str) -> None:
+def test_impossible_sizes_are_named(sizes, words):
     for make in (Streams, ShuffledStreams):
         starts = (
             {}

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Callable
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -96,7 +95,7 @@ def expression(pattern: str) -> Any:
     )
 
 
-WAYS: dict[str, Callable[[], Any]] = {
+WAYS = {
     "gpt2": lambda: BYTE_LEVEL,
     "cl100k": lambda: expression(CL100K),
     "o200k": lambda: expression(O200K),
@@ -160,7 +159,7 @@ def tokenizer(way: str) -> str:
 
 def encoded(vocabulary: Vocabulary, contents: list[bytes]) -> list[int]:
     """Return the tokens of one document that is read in chunks."""
-    tokens: list[int] = []
+    tokens = []
     for chunk, _ in vocabulary.encode_documents([content] for content in contents):
         tokens += chunk.tolist()
     return tokens
@@ -179,9 +178,7 @@ def in_chunks(text: str, size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("way", WAYS)
-def test_ids_are_those_of_the_whole_text(
-    way: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_are_those_of_the_whole_text(way, name, monkeypatch):
     monkeypatch.setattr(subwords, "PART_CHARACTERS", 6_000)
     monkeypatch.setattr(subwords, "PLACES_CHARACTERS", 2_000)
     text = TEXTS[name] + ("" if way != "gpt2 added" else "x <|end|> y" * 9)
@@ -204,7 +201,7 @@ PARTS = st.text(max_size=40) | st.sampled_from(["\n\n", "  ", " x", "größer\r\
 
 
 @given(st.lists(PARTS, max_size=12), st.integers(1, 9))
-def test_ids_do_not_depend_on_how_the_text_is_read(parts: list[str], size: int) -> None:
+def test_ids_do_not_depend_on_how_the_text_is_read(parts, size):
     text = "".join(parts)
     expected = (
         Tokenizer.from_str(tokenizer("gpt2"))
@@ -219,7 +216,7 @@ def test_ids_do_not_depend_on_how_the_text_is_read(parts: list[str], size: int) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_documents_are_encoded_each_for_itself(way: str) -> None:
+def test_documents_are_encoded_each_for_itself(way):
     made = Tokenizer.from_str(tokenizer(way))
     documents = ["a\n\n", "", "größer 12  ", "\n\n  x", "y" * 30]
     expected = [made.encode(text, add_special_tokens=False).ids for text in documents]
@@ -233,8 +230,8 @@ def test_documents_are_encoded_each_for_itself(way: str) -> None:
             [last[9:]],
         ],
     ):
-        tokens: list[int] = []
-        begins: list[int] = []
+        tokens = []
+        begins = []
         for chunk, at in Vocabulary.of_tokenizer(tokenizer(way)).encode_documents(chunks):
             begins += (at + len(tokens)).tolist()
             tokens += chunk.tolist()
@@ -243,9 +240,7 @@ def test_documents_are_encoded_each_for_itself(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["cl100k", "metaspace"])
-def test_short_documents_take_work_that_grows_with_their_number(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_documents_take_work_that_grows_with_their_number(way, monkeypatch):
     """For each document, version 0.5.0 summed the lengths of all before it: two million calls here."""
     lengths = Mock(side_effect=len)
     monkeypatch.setattr(subwords, "len", lengths, raising=False)
@@ -257,14 +252,14 @@ def test_short_documents_take_work_that_grows_with_their_number(
     assert lengths.call_count < 10 * len(documents)
 
 
-def test_the_white_space_that_divides_is_that_of_the_expression() -> None:
+def test_the_white_space_that_divides_is_that_of_the_expression():
     """A character is white space to GPT-2's expression if it joins neither a letter, a digit nor a sign before it."""
     for code in {*range(0x3100), 0x180E, 0xFEFF, 0x1F389}:
         divides = all(len(BYTE_LEVEL.pre_tokenize_str(before + chr(code))) == 2 for before in "a1!")
         assert (len(WORD.findall("a" + chr(code))) == 2) == divides, hex(code)
 
 
-def test_a_vocabulary_of_before_0_5_is_refused() -> None:
+def test_a_vocabulary_of_before_0_5_is_refused():
     state = Vocabulary.of_tokenizer(tokenizer("gpt2")).state_dict()
     assert Vocabulary.from_state_dict(state) == Vocabulary.of_tokenizer(tokenizer("gpt2"))
     del state["by_line"]
@@ -274,7 +269,7 @@ def test_a_vocabulary_of_before_0_5_is_refused() -> None:
         Vocabulary.from_state_dict(state)
 
 
-def test_training_counts_the_words_of_the_whole_text() -> None:
+def test_training_counts_the_words_of_the_whole_text():
     text = CODE + PROSE
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = BYTE_LEVEL
@@ -299,7 +294,7 @@ def test_training_counts_the_words_of_the_whole_text() -> None:
     assert json.loads(found)["model"] == json.loads(made.to_str())["model"]
 
 
-def test_dropout_of_training_is_off() -> None:
+def test_dropout_of_training_is_off():
     state = json.loads(tokenizer("gpt2"))
     state["model"]["dropout"] = 0.5
     dropping, plain = (
@@ -308,7 +303,7 @@ def test_dropout_of_training_is_off() -> None:
     assert np.array_equal(dropping.encode(PROSE.encode()), plain.encode(PROSE.encode()))
 
 
-def test_one_unknown_character_is_named_with_its_bytes() -> None:
+def test_one_unknown_character_is_named_with_its_bytes():
     """By a unigram tokenizer without fallback to bytes."""
     pieces = [("<unk>", 0.0), *((character, -2.0) for character in "▁abcdefghijklmnopqrstuvwxyz.")]
     made = Tokenizer(models.Unigram(pieces, unk_id=0))
@@ -321,7 +316,7 @@ def test_one_unknown_character_is_named_with_its_bytes() -> None:
         vocabulary.encode((text + "中" + text).encode())
 
 
-def test_a_long_run_of_letters_is_cut_for_training() -> None:
+def test_a_long_run_of_letters_is_cut_for_training():
     """Training is quadratic in the length of a word."""
     made = Vocabulary.of_tokenizer(train_byte_pairs(["a" * 20_000], 300))
     assert max(map(len, made.symbols)) <= 1024

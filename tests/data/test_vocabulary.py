@@ -20,7 +20,7 @@ def lines(text: str) -> list[bytes]:
 
 
 def tokens_of(vocabulary: Vocabulary, lines: list[bytes]) -> list[int]:
-    tokens: list[int] = []
+    tokens = []
     for chunk, _ in vocabulary.encode_documents([line] for line in lines):
         tokens += chunk.tolist()
     return tokens
@@ -33,7 +33,7 @@ def words_of_the_original(text: str) -> list[list[str]]:
 
 
 @given(TEXTS, TEXTS)
-def test_words_are_those_of_the_original(train: str, valid: str) -> None:
+def test_words_are_those_of_the_original(train, valid):
     counts = Counter(word for line in words_of_the_original(train) for word in [*line, "<eos>"])
     expected = ["<eos>", *(word for word, _ in counts.most_common() if word != "<eos>")]
     if "<unk>" not in expected:
@@ -50,7 +50,7 @@ def test_words_are_those_of_the_original(train: str, valid: str) -> None:
 
 
 @given(TEXTS)
-def test_sentences_of_lm1b_begin_with_one_mark_and_blank_lines_are_none(text: str) -> None:
+def test_sentences_of_lm1b_begin_with_one_mark_and_blank_lines_are_none(text):
     vocabulary = Vocabulary("word", ("<S>", "<UNK>", "a", "b"))
     expected = []
     for line in words_of_the_original(text):
@@ -61,7 +61,7 @@ def test_sentences_of_lm1b_begin_with_one_mark_and_blank_lines_are_none(text: st
 
 
 @given(st.binary(max_size=80))
-def test_bytes_of_enwik8_the_papers_way_and_the_true_way(content: bytes) -> None:
+def test_bytes_of_enwik8_the_papers_way_and_the_true_way(content):
     pieces = [content[:9], content[9:]]
     kept = counting.bytes_with_newlines(pieces)
     dropped = counting.bytes_without_newlines(pieces)
@@ -77,7 +77,7 @@ def test_bytes_of_enwik8_the_papers_way_and_the_true_way(content: bytes) -> None
 
 
 @given(st.text(max_size=50))
-def test_characters_are_counted_or_ordered_by_code_point(text: str) -> None:
+def test_characters_are_counted_or_ordered_by_code_point(text):
     pieces = [character.encode() for character in text]
     most_common = counting.characters(pieces)
     assert list(most_common.symbols) == [symbol for symbol, _ in Counter(text).most_common()]
@@ -97,7 +97,7 @@ VOCABULARIES = {
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 @given(data=st.data())
-def test_pieces_make_the_text_of_all_tokens(name: str, data: st.DataObject) -> None:
+def test_pieces_make_the_text_of_all_tokens(name, data):
     vocabulary = VOCABULARIES[name]
     tokens = data.draw(
         st.lists(
@@ -110,7 +110,7 @@ def test_pieces_make_the_text_of_all_tokens(name: str, data: st.DataObject) -> N
     assert "".join([*pieces, decoder.finish()]) == vocabulary.decode(tokens)
 
 
-def test_text_appears_when_its_last_byte_or_the_next_word_does() -> None:
+def test_text_appears_when_its_last_byte_or_the_next_word_does():
     decoder = StreamDecoder(VOCABULARIES["bytes"])
     assert [decoder.feed([byte]) for byte in "a€".encode()] == ["a", "", "", "€"]
     assert decoder.feed(b"\xe2\x82b") == "\ufffdb"

@@ -31,7 +31,7 @@ SIZES = {
 RELATIVE = TransformerXLConfig(**SIZES, dropout=0.1, mem_len=6, table_len=16)
 RECURRENT = RecurrentConfig(vocab_size=30, n_layer=2, d_model=8, weight_dropout=0.1)
 ENCODINGS = ("relative", "shaw", "absolute", "al_rfou", "alibi", "none", "rope")
-ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
+ARMS = {
     **{f"{name}, memory": replace(RELATIVE, encoding=name) for name in ENCODINGS},
     **{f"{name}, no memory": replace(RELATIVE, encoding=name, mem_len=0) for name in ENCODINGS},
     **{
@@ -80,7 +80,7 @@ def cases(arms: Iterable[str] = tuple(ARMS)) -> list[Any]:
 def make(arm: str, device: str = "cpu") -> Model:
     """Return the model of an arm on a device."""
     config = ARMS[arm]
-    model: Model = (
+    model = (
         TransformerXL(config)
         if isinstance(config, TransformerXLConfig)
         else RecurrentLanguageModel(config)
@@ -115,7 +115,10 @@ def prepared(
 def even_clusters(cluster_of: torch.Tensor, n_clusters: int) -> list[int]:
     """Stand in for `targets_per_cluster`, which waits for the device: every cluster gets its share of the targets."""
     n = cluster_of.numel()
-    return [n - (n_clusters - 1) * (n // n_clusters), *[n // n_clusters] * (n_clusters - 1)]
+    return [
+        n - (n_clusters - 1) * (n // n_clusters),
+        *[n // n_clusters] * (n_clusters - 1),
+    ]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ def test_a_batch_is_pinned_for_a_gpu_only(tmp_path, monkeypatch):
     config = tiny_config(tmp_path)
     data = StreamsDataModule(config.data, config.evaluation)
     batch = data.streams("train")[0]
-    pinned: list[torch.Tensor] = []
+    pinned = []
     monkeypatch.setattr(
         torch.Tensor,
         "pin_memory",

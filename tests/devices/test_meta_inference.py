@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from tests.devices.arms import B, T, cases, make, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
@@ -49,14 +47,14 @@ def test_recl_has_losses_by_context(arm):
 def test_tokens_are_generated(arm, monkeypatch):
     """As `txl generate` does it: without a memory, from a window that is recomputed for every token."""
 
-    def likeliest(log_probabilities_BV: Tensor, sampling: Any, generators: Any) -> Tensor:
+    def likeliest(log_probabilities_BV, sampling, generators):
         _, tokens_Bk = generation.candidates(
             log_probabilities_BV, sampling.top_k, sampling.top_p, sampling.temperature
         )
         return tokens_Bk[:, 0]
 
     monkeypatch.setattr(generation, "_sample", likeliest)  # draws on the CPU for every device
-    model: Any = make(arm, "meta").eval()
+    model = make(arm, "meta").eval()
     if isinstance(model, TransformerXL) and not model.config.mem_len:
         model = SlidingWindow(model, T)
     with AnsweredReads():

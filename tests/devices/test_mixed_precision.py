@@ -21,7 +21,10 @@ def test_losses_norms_and_memory_are_in_float32(arm):
             )
     window = tokens()
     with torch.autocast("cpu", torch.bfloat16):
-        nll_BT, memory = model.score(window[:, :-1], window[:, 1:])
+        nll_BT, memory = model.score(
+            window[:, :-1],
+            window[:, 1:],
+        )
         nll_BT, memory = model.score(
             window[:, :-1],
             window[:, 1:],

@@ -22,7 +22,10 @@ from txl_lightning.recl.windows import window_losses, window_reader
 from txl_lightning.training.callbacks import StopSignals
 from txl_lightning.training.run import build, fit, quiet_libraries, train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
 
 CORPUS = np.arange(200) % 30
 GPU = ("trainer=gpu", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=12")
@@ -32,16 +35,19 @@ GPU = ("trainer=gpu", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=
 def test_losses_and_gradients_are_those_of_the_cpu(arm):
     model = make(arm).eval()
     window = tokens()
-    results: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+    results = {}
     for device in ("cpu", "cuda"):
         model.to(device).zero_grad()
         moved = window.to(device)
-        _, memory = model.score(moved[:, :-1], moved[:, 1:])
+        _, memory = model.score(
+            moved[:, :-1],
+            moved[:, 1:],
+        )
         nll_BT, _ = model.score(
             moved[:, :-1],
             moved[:, 1:],
             memory,
-        )  # type: ignore[arg-type]
+        )
         if device == "cuda" and any(
             isinstance(module, torch.nn.LSTM) for module in model.modules()
         ):
@@ -66,7 +72,7 @@ def test_losses_and_gradients_are_those_of_the_cpu(arm):
 def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm):
     model = make(arm).eval()
     streams = Streams(CORPUS, B, T)
-    results: dict[str, list[np.ndarray]] = {}
+    results = {}
     for device in ("cpu", "cuda"):
         model.to(device)
         found = [stream_losses(model, streams).nll]

@@ -28,7 +28,6 @@ NOT_RUN = {
     "--help",
     "-m",
     "accelerator=gpu",
-    "checkpoint=a.ckpt",
     "data=enwik8",
     "data_path=recall.txt",
     "data=wikitext-103",

@@ -23,7 +23,7 @@ def test_a_measurement_of_a_user_is_listed_and_explained(
     assert "loss of a checkpoint that learns from the text" in run_txl("--help").out
     assert "lr: 0.1" in run_txl("dynamic", "--help").out
     without = run_txl("dynamic", "hydra.run.dir=none", directory=tmp_path)
-    assert "`DynamicOptions` has missing mandatory value: checkpoint" in without.err
+    assert "txl dynamic: checkpoint: must be given" in without.err
 
 
 def reading_paths() -> list[list[str]]:

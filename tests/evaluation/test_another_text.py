@@ -16,7 +16,7 @@ LINES = "".join(f"line {i}: a square of {i}\n" for i in range(60))
 def split_of(command: str, runs: SmallRuns, directory: Path, chosen: dict[str, Any]) -> str:
     """Return the split that a command says it read."""
     if command == "attention":
-        return written(runs, "relative", directory, **chosen)[0]["split"]
+        return written(runs, "relative", directory, **chosen)["split"]
     if command == "recl":
         return recl(directory, runs.checkpoint("relative"), **chosen)["split"]
     prompt = options(runs, "relative", context=5, **chosen)

@@ -102,7 +102,7 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
         )
         if term == "all":
             assert maps.queries == queries.shape[1]
-            distances = (queries @ np.arange(MOST_DISTANCES)).mean(axis=1)
+            distances = expected @ np.arange(reach)
             found = maps.mean_distance_NH.ravel()
             np.testing.assert_allclose(found, distances, rtol=0, atol=1e-12)
 
@@ -145,46 +145,34 @@ def test_the_piece_of_text_is_the_middle_segment_of_the_first_stream(same_length
         )
 
 
-def written(
-    runs: SmallRuns, kind: str, directory: Path, **given: Any
-) -> tuple[dict[str, Any], list[str]]:
-    """Return `attention.json` and the printed lines."""
-    options = AttentionOptions(
-        runs.checkpoint(kind),
-        num_threads=1,
-        logger=LoggerConfig(),
-        **given,
-    )
-    lines = run(options, directory)
-    return json.loads((directory / "attention.json").read_text()), lines
+def written(runs: SmallRuns, kind: str, directory: Path, **given: Any) -> dict[str, Any]:
+    """Return `attention.json`."""
+    checkpoint = runs.checkpoint(kind)
+    run(AttentionOptions(checkpoint, num_threads=1, logger=LoggerConfig(), **given), directory)
+    return json.loads((directory / "attention.json").read_text())
 
 
 def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures) -> None:
     lengths = {"mem_len": 6, "same_length": False}
-    found, lines = written(runs, "relative", tmp_path, **lengths)
+    found = written(runs, "relative", tmp_path, **lengths)
     trained = load_trained(runs.checkpoint("relative"))
     corpus = load_corpus(trained.config.data)
     model: Any = trained.model.with_lengths(**lengths)
-    maps = attention_maps(
-        model,
-        Streams(corpus.splits["valid"], 2, 8),
-    )
+    maps = attention_maps(model, Streams(corpus.splits["valid"], 2, 8))
     with np.load(tmp_path / "attention.npz") as file:
         assert sorted(file) == ["a", "all", "b", "d"]
         for name, rows in maps.by_distance.items():
             np.testing.assert_allclose(file[name], rows, rtol=1e-6)
     assert (found["queries"], found["corpus"]) == (maps.queries, corpus.facts())
     np.testing.assert_allclose(found["mean_distance"], maps.mean_distance_NH)
-    heads = ", ".join(found["text"]["heads"])
-    assert f"heads of text.svg: {heads}; protocol carried, mem_len 6" in " ".join(lines)
+    assert found["evaluation"]["mem_len"] == 6
     for figure, term in (("by_distance", "all"), ("terms", "a")):
         shown = drawn[f"{figure}.svg"].axes[0].get_images()[0].get_array()
         oldest_first = maps.by_distance[term][:, ::-1]
-        np.testing.assert_allclose(
-            shown,
-            np.maximum(oldest_first, 0.1 / 7),
-            rtol=1e-6,
-        )
+        np.testing.assert_allclose(shown, np.maximum(oldest_first, 0.1 / 7), rtol=1e-6)
+    panels = [axes.get_title() for axes in drawn["text.svg"].axes[:-1]]
+    heads = [name.split(":") for name in found["text"]["heads"]]
+    assert panels == [f"layer {layer}, head {head}" for layer, head in heads]
 
 
 def test_tokens_are_shown_in_glyphs_of_the_font() -> None:

@@ -26,7 +26,7 @@ TOKENS = (
     )
     .astype(np.uint8)
 )
-LONGER = {"relative": 14, "shaw": 14}  # absolute positions end with the trained length
+LONGER = ("relative", "shaw")  # absolute positions end with the trained length
 
 
 def protocol_of(folder: Path, *overrides: str) -> Protocol:
@@ -58,11 +58,8 @@ def losses(protocol: Any, tokens: np.ndarray = TOKENS) -> np.ndarray:
 @pytest.mark.parametrize("encoding", [*LONGER, "absolute", "al_rfou"])
 def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: str) -> None:
     protocol = protocol_of(tmp_path, "memory=off", f"encoding={encoding}")
-    assert (protocol.length_option, protocol.limit) == (
-        "ext_len",
-        None if encoding in LONGER else SEGMENT,
-    )
-    longest = LONGER.get(encoding, SEGMENT)
+    longest = protocol.within_limit(14)
+    assert longest == (14 if encoding in LONGER else SEGMENT)
     for window in (protocol.at_training_lengths(), protocol.at_attention_length(longest)):
         settings = window.settings()
         S = settings["segment_len"]

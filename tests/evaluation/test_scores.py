@@ -12,7 +12,7 @@ from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.losses import TokenLosses
-from txl_lightning.evaluation.scores import LINE_WIDTH, loss_values, notes, score_line
+from txl_lightning.evaluation.scores import LINE_WIDTH, loss_values, score_line
 from txl_lightning.evaluation.trained import load_trained
 
 
@@ -134,25 +134,3 @@ def test_a_line_names_its_units_and_fits_on_a_terminal(perplexity: float) -> Non
     for one in (line, best):
         assert len(one) <= LINE_WIDTH
         assert "(training's lengths: " in one
-
-
-def test_notes_say_what_was_scored_and_how() -> None:
-    values = {
-        "tokens": 12345678,
-        "left_out": {"first_of_streams": 10, "max_segments": 1234567},
-        "standard_error": {"over": "blocks of 1,000 tokens"},
-        "evaluation": {"protocol": "carried", "mem_len": 640, "cached": True, "same_length": False},
-    }
-    name = "a corpus with a long name"
-    corpus = Corpus(
-        name,
-        {"test": np.zeros(20)},
-        Vocabulary("byte"),
-        "",
-        unknown={"test": 0.5},
-    )
-    lines = notes({"test": values}, corpus)
-    assert max(map(len, lines)) <= LINE_WIDTH
-    text = " ".join(lines)
-    assert "12,345,678 tokens scored, 1,234,577 left out" in text
-    assert "over blocks of 1,000 tokens; protocol carried, mem_len 640, cached" in text

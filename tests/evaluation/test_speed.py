@@ -1,7 +1,6 @@
 """txl speed: what is timed computes what it should, the arithmetic of its times, the table and the figure."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.evaluation.kept_figures import Figures, curves
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.evaluation import speed as command
 from txl_lightning.evaluation.options import SpeedOptions
-from txl_lightning.evaluation.speed import SCHEMES, TimedScheme, make_schemes, run
+from txl_lightning.evaluation.speed import SCHEMES, Scheme, make_schemes, run, run_rounds
 from txl_lightning.reporting import processor
 
 
@@ -57,15 +56,12 @@ def test_what_was_measured_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: Figures
 ) -> None:
     monkeypatch.setattr(command, "TURN_SECONDS", 0.01)
-    sizes = {
-        "n_layer": 1,
-        "d_model": 8,
-        "n_head": 2,
-        "d_inner": 8,
-        "segment_len": 4,
-    }
     options = SpeedOptions(
-        **sizes,
+        n_layer=1,
+        d_model=8,
+        n_head=2,
+        d_inner=8,
+        segment_len=4,
         num_threads=1,
         attention_lengths=[6, 800],
         rounds=2,
@@ -83,58 +79,22 @@ def test_what_was_measured_is_written(
             assert shown[title][1][place] == milliseconds
         for name in ("hidden", "cached"):
             ratio = result["ratios"][f"vanilla/{name}"]
-            within_rounds = np.divide(
-                times["vanilla"]["rounds"],
-                times[name]["rounds"],
-            )
+            within_rounds = np.divide(times["vanilla"]["rounds"], times[name]["rounds"])
             assert ratio["rounds"] == within_rounds.tolist()
-            row.append("{median:.0f}× ({min:.0f}–{max:.0f})".format(**ratio))
-        assert (
-            lines[2 + place].replace(
-                ",",
-                "",
-            )
-            == f"| {' | '.join(row)} |"
-        )
-    assert (tmp_path / "speed.md").read_text() == "\n".join(lines) + "\n"
+            row.append(f"{ratio['median']:.0f}")
+        assert lines[2 + place].replace(",", "") == f"| {' | '.join(row)} |"
 
 
-class Slow:
-    """Model that takes two milliseconds to read a segment."""
-
-    def score(self, tokens_1T: Any, targets_1T: Any, state: Any) -> Any:
-        time.sleep(0.002)
-        return targets_1T.double(), state
-
-
-@pytest.mark.parametrize("segment_len", [5, 1])
-def test_a_turn_is_timed_per_token(monkeypatch: pytest.MonkeyPatch, segment_len: int) -> None:
-    monkeypatch.setattr(command, "TURN_SECONDS", 0.01)
-    scheme = TimedScheme(
-        Slow(),
-        torch.arange(segment_len + 1)[None],
-    )
-    assert 0.002 <= scheme.turn() * segment_len < 2
-
-
-def test_rounds_alternate_the_first_scheme() -> None:
+def test_rounds_alternate_the_first_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
-    class Noted(TimedScheme):
-        def turn(self) -> float:
-            order.append(self.state)
-            return float(len(order))
+    def noted(scheme: Scheme) -> float:
+        order.append(scheme.state)
+        return float(len(order))
 
+    monkeypatch.setattr(Scheme, "seconds_per_token", noted)
     text = torch.arange(3)[None]
-    schemes: dict[str, TimedScheme] = {
-        name: Noted(
-            Slow(),
-            text,
-            name,
-        )
-        for name in "ab"
-    }
-    command.run_rounds({6: schemes}, 3)
+    model: Any = None
+    schemes = {name: Scheme(model, text, name) for name in "ab"}
+    assert run_rounds(schemes, 3) == {"a": [1, 4, 5], "b": [2, 3, 6]}
     assert "".join(order) == "abbaab"
-    assert schemes["a"].seconds == [1, 4, 5]
-    assert schemes["b"].seconds == [2, 3, 6]

@@ -40,7 +40,11 @@ def train(arm: str) -> int | str:
     torch._dynamo.reset()
     counters.clear()
     name, _, n = arm.partition("/")
-    module, optimizer = prepared(name, segment(0), n_groups=int(n or 1))
+    module, optimizer = prepared(
+        name,
+        segment(0),
+        n_groups=int(n or 1),
+    )
     module.score = compiled(module.model.score, backend="aot_eager")
     for number in range(1, STEPS + 1):
         with torch._dynamo.config.patch(error_on_recompile=number > 1):

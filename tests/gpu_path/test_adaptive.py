@@ -33,9 +33,12 @@ def test_a_step_at_wt103_base_size_within_its_budget():
 
 def test_only_probabilities_of_half_size_are_kept(monkeypatch):
     monkeypatch.setattr(embedding, "is_eager_on_cpu", lambda tensor: False)
-    kept: list[torch.Tensor] = []
+    kept = []
     logits = torch.randn(25, 300, dtype=torch.bfloat16, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.append(x) or x,
+        lambda x: x,
+    ):
         negative_log_likelihood(logits, torch.randint(300, (25,)))
     assert (
         sum(x.nbytes for x in kept if x.is_floating_point() and x.ndim == 2 and x.shape[1] > 1)

@@ -50,9 +50,7 @@ class LeadingDimensions(TorchDispatchMode):
 def _the_kernel_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meta tensors take the efficient kernel, as CUDA ones do; it refuses what is not aligned."""
 
-    def efficient(
-        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropout_p: float, scale: float
-    ) -> Tensor:
+    def efficient(q, k, v, attn_mask, dropout_p, scale):
         assert {x.shape[-1] % 8 for x in (q, k, v)} == {0}
         kernel = torch.ops.aten._scaled_dot_product_efficient_attention
         return kernel(
@@ -65,7 +63,14 @@ def _the_kernel_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def attend(sizes: str, dropout: float = 0.0, documents: bool = False) -> None:
     """Forward and backward pass of one layer's attention in bfloat16."""
     H, B, T, K, E = SIZES[sizes]
-    shapes = [(H, B, T, E), (H, B, K, E), (H, K + 1, E), (H, E), (H, E), (H, B, K, E)]
+    shapes = [
+        (H, B, T, E),
+        (H, B, K, E),
+        (H, K + 1, E),
+        (H, E),
+        (H, E),
+        (H, B, K, E),
+    ]
     inputs = [
         torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True)
         for shape in shapes
@@ -107,7 +112,10 @@ def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options):
     assert not {n for n in products.found if n % 8}
 
 
-@pytest.mark.parametrize("arm", [arm for arm in ARMS if "lstm" not in arm and arm != "qrnn"])
+@pytest.mark.parametrize(
+    "arm",
+    [arm for arm in ARMS if "lstm" not in arm and arm != "qrnn"],
+)
 def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
     model = make(arm).double().eval()
     window = tokens()
@@ -119,7 +127,10 @@ def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
             lambda n, x, pads=pads: -n % 8 if pads else 0,
         )
         model.zero_grad()
-        nll_BT, memory = model.score(window[:, :-1], window[:, 1:])
+        nll_BT, memory = model.score(
+            window[:, :-1],
+            window[:, 1:],
+        )
         nll_BT = (
             nll_BT
             + model.score(
@@ -127,7 +138,7 @@ def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
                 window[:, 1:],
                 memory,
             )[0]
-        )  # type: ignore[arg-type]
+        )
         nll_BT.mean().backward()
         of_all_BTV = model.softmax.log_probabilities(model(window)[0], model.embedding)
         results.append(
@@ -139,10 +150,20 @@ def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
 def test_padded_heads_of_narrow_tables_change_no_loss(monkeypatch):
     config = TransformerXLConfig(cutoffs=(5, 12), div_val=2, **ODD)
     model = TransformerXL(config).double().eval()
-    window = torch.randint(31, (2, 8), generator=torch.Generator().manual_seed(0))
-    expected, _ = model.score(window[:, :-1], window[:, 1:])
+    window = torch.randint(
+        31,
+        (2, 8),
+        generator=torch.Generator().manual_seed(0),
+    )
+    expected, _ = model.score(
+        window[:, :-1],
+        window[:, 1:],
+    )
     monkeypatch.setattr(gpu, "n_padding", lambda n, x: -n % 8)
-    padded, _ = model.score(window[:, :-1], window[:, 1:])
+    padded, _ = model.score(
+        window[:, :-1],
+        window[:, 1:],
+    )
     torch.testing.assert_close(padded, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -150,7 +171,7 @@ def test_padded_distances_change_no_score_under_a_mask_that_is_not_causal(monkey
     H, T, K, E = 2, 3, 10, 4
     random = torch.Generator().manual_seed(0)
 
-    def draw(*shape: int) -> Tensor:
+    def draw(*shape):
         return torch.randn(shape, generator=random, dtype=torch.float64)
 
     q = draw(H, 1, T, E)

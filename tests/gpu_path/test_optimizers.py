@@ -24,12 +24,15 @@ def scaled_step(
     )
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     window = tokens()
-    nll_BT, _ = model.score(window[:, :-1], window[:, 1:])
+    nll_BT, _ = model.score(
+        window[:, :-1],
+        window[:, 1:],
+    )
     scaler.scale(nll_BT.mean()).backward()
     if poisoned:
         next(p for n, p in model.named_parameters() if n.endswith("qkv.weight")).grad[0, 0] = (
             torch.inf
-        )  # type: ignore[index]
+        )
     scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.25)
     scaler.step(optimizer)
@@ -63,8 +66,13 @@ def test_a_step_of_muon_at_base_size_has_few_launches():
         model = TransformerXL(config)
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
-    optimizer, _ = make_optimizer(model, OptimizerConfig(name="muon", lr=0.01), 10, fused=False)
-    optimizer._adam.step = lambda: None  # type: ignore[attr-defined] - one launch on a GPU, where it is fused
+    optimizer, _ = make_optimizer(
+        model,
+        OptimizerConfig(name="muon", lr=0.01),
+        10,
+        fused=False,
+    )
+    optimizer._adam.step = lambda: None  # one launch on a GPU, where it is fused
     optimizer.step()
     with Launches() as launches:
         optimizer.step()

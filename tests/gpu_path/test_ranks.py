@@ -64,7 +64,7 @@ Devices = list[torch.device]
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
     """Devices that became the current one."""
-    chosen: Devices = []
+    chosen = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     return chosen
@@ -80,7 +80,7 @@ def test_a_command_makes_its_gpu_the_current_one(visible, index, devices, monkey
 @pytest.mark.parametrize(("accelerator", "backend"), [("gpu", "nccl"), ("cpu", "gloo")])
 def test_ranks_meet_with_the_gpu_of_each(accelerator, backend, devices, monkeypatch):
     """NCCL knows the GPU from the start; flags have a group of gloo's."""
-    made: list[Any] = []
+    made = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(
         dist, "init_process_group", lambda backend, *_, **place: made.append((backend, place))

@@ -15,6 +15,13 @@ from txl_lightning.model.positions import VisibleKeys, attention_mask
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+PARAMETERS = {
+    "b": {"r_HSE"},
+    "c": {"u_HE"},
+    "d": {"r_HSE", "v_HE"},
+}  # of each term
+
+
 @dataclass(frozen=True)
 class Problem:
     """Sizes and terms of one attention; with `table` (d) is a bias of the distances."""
@@ -43,18 +50,9 @@ class Problem:
             "v_HE": (self.H, self.E),
             "bias_HS": (self.H, K + 1),
         }
-        has_d = "d" in self.terms
-        needed = {
-            "r_HSE": "b" in self.terms or (has_d and not self.table),
-            "u_HE": "c" in self.terms,
-            "v_HE": has_d and not self.table,
-            "bias_HS": has_d and self.table,
-        }
         tensors = {}
         for name, shape in shapes.items():
-            drawn = torch.randn(shape, generator=generator)
-            if needed.get(name, True):
-                tensors[name] = drawn.to(DEVICE, dtype)
+            tensors[name] = torch.randn(shape, generator=generator).to(DEVICE, dtype)
         return tensors
 
     def visible(self, like: Tensor) -> VisibleKeys:
@@ -73,26 +71,22 @@ class Problem:
         return VisibleKeys(mask_TK, sees_memory=is_full and self.attention_len is None)
 
     def inputs(self, tensors: dict[str, Tensor]) -> AttentionInputs:
-        return AttentionInputs(
-            q_HBTE=tensors["q_HBTE"],
-            k_HBKE=tensors["k_HBKE"],
-            values_HBKE=tensors["values_HBKE"],
-            r_HSE=tensors.get("r_HSE"),
-            u_HE=tensors.get("u_HE"),
-            v_HE=tensors.get("v_HE"),
-            bias_HS=tensors.get("bias_HS"),
-            terms=self.terms,
-            visible=self.visible(tensors["q_HBTE"]),
-        )
+        """The attention with the parameters that its terms need."""
+        needed = {"q_HBTE", "k_HBKE", "values_HBKE"}
+        for term in self.terms:
+            needed |= {"bias_HS"} if self.table and term == "d" else PARAMETERS.get(term, set())
+        given = {name: tensor if name in needed else None for name, tensor in tensors.items()}
+        visible = self.visible(tensors["q_HBTE"])
+        return AttentionInputs(**given, terms=self.terms, visible=visible)
 
 
 Attend = Callable[[AttentionInputs], Tensor]
 
 
-def heads(problem: Problem, attend: Attend, dtype: torch.dtype) -> Tensor:
-    """The heads that a function returns, without gradients."""
+def heads(problem: Problem, attend: Attend, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The heads that a function returns, computed without gradients."""
     with torch.no_grad():
-        return attend(problem.inputs(problem.tensors(dtype)))
+        return {"output": attend(problem.inputs(problem.tensors(dtype)))}
 
 
 def heads_and_gradients(
@@ -120,31 +114,16 @@ def judge(inputs: AttentionInputs) -> Tensor:
     K = x.k_HBKE.shape[2]
     distance_TK = K - T + torch.arange(T)[:, None] - torch.arange(K)
     row_TK = (K - distance_TK.clamp(min=0)).to(x.q_HBTE.device)
-    A = torch.zeros(
-        (),
-        dtype=x.q_HBTE.dtype,
-        device=x.q_HBTE.device,
-    )
+    A = torch.zeros_like(x.visible.mask_TK)
     if "a" in x.terms:
         A = A + torch.einsum("hbte,hbke->hbtk", x.q_HBTE, x.k_HBKE)
-    if x.u_HE is not None:
+    if "b" in x.terms:
+        A = A + torch.einsum("hbte,htke->hbtk", x.q_HBTE, x.r_HSE[:, row_TK])
+    if "c" in x.terms:
         A = A + torch.einsum("he,hbke->hbk", x.u_HE, x.k_HBKE)[:, :, None]
-    if x.r_HSE is not None and "b" in x.terms:
-        A = A + torch.einsum(
-            "hbte,htke->hbtk",
-            x.q_HBTE,
-            x.r_HSE[:, row_TK],
-        )
-    if x.r_HSE is not None and x.v_HE is not None:
-        A = (
-            A
-            + torch.einsum(
-                "he,htke->htk",
-                x.v_HE,
-                x.r_HSE[:, row_TK],
-            )[:, None]
-        )
     if x.bias_HS is not None:
         A = A + x.bias_HS[:, None, row_TK]
+    elif "d" in x.terms:
+        A = A + torch.einsum("he,htke->htk", x.v_HE, x.r_HSE[:, row_TK])[:, None]
     probabilities = (A / math.sqrt(E) + x.visible.mask_TK).softmax(-1)
     return probabilities.expand(*x.q_HBTE.shape[:3], K) @ x.values_HBKE

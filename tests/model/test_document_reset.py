@@ -14,6 +14,7 @@ from tests.model.tiny_model import (
     ENCODINGS,
     assert_close,
     random_stream,
+    score_segments,
     tiny_model,
     unmarked,
 )
@@ -23,13 +24,11 @@ B = 3
 T = 4
 L = 18
 
-LENGTHS: list[dict[str, Any]] = [
+LENGTHS = [
     {"mem_len": 0},
     {"mem_len": 3},
     {"mem_len": 9},
     {"mem_len": 4, "ext_len": 6},
-]
-LENGTHS += [
     {"mem_len": 5, "same_length": True, "pre_norm": True},
     {"mem_len": 5, "ext_len": 2, "clamp_len": 3},
 ]
@@ -48,17 +47,19 @@ def marked(stream: Tensor, starts: list[list[int]]) -> Tensor:
 
 def scored(model: Any, stream: Tensor, start: int = 0) -> Tensor:
     """Losses after the tokens from `start` on, in segments that end at multiples of T."""
-    cuts = [start]
-    for cut in (*range(T, L, T), L - 1):
-        if cut > start:
-            cuts.append(cut)
+    targets = unmarked(stream)
+    cuts = [
+        start,
+        *range(start - start % T + T, L - 1, T),
+        L - 1,
+    ]
     memory = None
     losses = []
     for first, stop in pairwise(cuts):
         tokens = stream[:, max(start, first - model.config.ext_len) : stop]
         nll, memory = model.score(
             tokens,
-            unmarked(stream)[:, first + 1 : stop + 1],
+            targets[:, first + 1 : stop + 1],
             memory,
         )
         losses.append(nll)
@@ -104,8 +105,10 @@ def test_a_document_scores_as_it_does_alone_in_a_stream(starts, encoding, length
                     stream[row : row + 1],
                     first,
                 )
-                document = together[row, first:stop]
-                assert_close(document, alone[0, : stop - first])
+                assert_close(
+                    together[row, first:stop],
+                    alone[0, : stop - first],
+                )
 
 
 @pytest.mark.parametrize(
@@ -121,19 +124,16 @@ def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
     for change in (0, 1):
         stream = random_stream(1, 1601)
         stream[:, :1300] = (stream[:, :1300] + change) % model.config.vocab_size
-        tokens = marked(stream, [[1300]])
         with torch.autocast(
             "cpu",
             torch.bfloat16,
             enabled=dtype == torch.bfloat16,
         ):
-            _, memory = model(tokens[:, :1280])
-            losses.append(
-                model.score(
-                    tokens[:, 1280:-1],
-                    stream[:, 1281:],
-                    memory,
-                )[0]
+            nll, _ = score_segments(
+                model,
+                marked(stream, [[1300]]),
+                [1280, 320],
             )
-    assert torch.equal(losses[0][:, 20:], losses[1][:, 20:])
+        losses.append(nll)
+    assert torch.equal(losses[0][:, 1300:], losses[1][:, 1300:])
     assert not torch.equal(losses[0], losses[1])

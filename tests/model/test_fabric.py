@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 
-from tests.model.tiny_model import STATEFUL, VOCABULARY, tiny_model
+from tests.model.tiny_model import STATEFUL, VOCABULARY, score_segments, tiny_model
 
 TOKENS = torch.arange(2 * 9).view(2, 9) % VOCABULARY
 
@@ -19,21 +19,10 @@ def in_fabric(model: Any, precision: Any = "32-true") -> Any:
 def test_two_segments_give_the_losses_of_the_bare_model(name):
     model = tiny_model(**STATEFUL[name]).float()
     wrapped = in_fabric(model)
-    expected, memory = model.score(TOKENS, TOKENS)
-    nll, memory_of_fabric = wrapped.score(TOKENS, TOKENS)
+    expected, _ = score_segments(model, TOKENS, [4, 4])
+    nll, memory = score_segments(wrapped, TOKENS, [4, 4])
     assert torch.equal(nll, expected)
-    expected, _ = model.score(
-        TOKENS,
-        TOKENS[:, -4:],
-        memory,
-    )
-    nll, _ = wrapped.score(
-        TOKENS,
-        TOKENS[:, -4:],
-        memory_of_fabric,
-    )
-    assert torch.equal(nll, expected)
-    hidden, _ = wrapped(TOKENS, memory_of_fabric)
+    hidden, _ = wrapped(TOKENS, memory)
     hidden.sum().backward()
 
 
@@ -52,4 +41,7 @@ def test_score_has_the_precision_of_a_call(precision):
         expected = torch.float32
     assert types == [expected] * 2
     probabilities = model.log_probabilities(hidden).exp()
-    torch.testing.assert_close(probabilities.sum(-1), torch.ones(2, 9))
+    torch.testing.assert_close(
+        probabilities.sum(-1),
+        torch.ones(2, 9),
+    )

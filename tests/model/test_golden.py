@@ -33,26 +33,31 @@ def loss_curve(**options: object) -> list[float]:
         "d_inner": 32,
         "mem_len": 8,
     }
+    config = TransformerXLConfig(VOCABULARY, **{**sizes, "dropout": 0.0, **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        torch.set_default_dtype(
-            torch.float64
-        )  # initial weights too: random float32 numbers differ between CPUs
+        # Initial weights too: random float32 numbers differ between CPUs.
+        torch.set_default_dtype(torch.float64)
         try:
-            model = TransformerXL(
-                TransformerXLConfig(VOCABULARY, **{**sizes, "dropout": 0.0, **options})
-            )
+            model = TransformerXL(config)
         finally:
             torch.set_default_dtype(torch.float32)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-5)
+        optimizer = torch.optim.Adam(
+            model.parameters(),
+            lr=1e-2,
+            eps=1e-5,
+        )
         time = torch.arange(STEPS * SEGMENT + 1)
         stream = torch.stack([(3 * time + 5 * b + time // 7) % VOCABULARY for b in range(STREAMS)])
         memory = None
         losses = []
         for start in range(0, STEPS * SEGMENT, SEGMENT):
-            tokens = stream[:, start : start + SEGMENT]
-            targets = stream[:, start + 1 : start + SEGMENT + 1]
-            nll, memory = model.score(tokens, targets, memory)
+            window = stream[:, start : start + SEGMENT + 1]
+            nll, memory = model.score(
+                window[:, :-1],
+                window[:, 1:],
+                memory,
+            )
             optimizer.zero_grad()
             nll.mean().backward()
             optimizer.step()
@@ -68,7 +73,5 @@ def test_losses_of_a_short_training_are_golden(name):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    GOLDEN.write_text(
-        json.dumps({name: loss_curve(**options) for name, options in CURVES.items()}, indent=1)
-        + "\n"
-    )
+    curves = {name: loss_curve(**options) for name, options in CURVES.items()}
+    GOLDEN.write_text(json.dumps(curves, indent=1) + "\n")

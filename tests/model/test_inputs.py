@@ -1,7 +1,6 @@
 """Continuous inputs in place of token embeddings, and models without a vocabulary."""
 
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -16,37 +15,33 @@ T = 4
 NO_TOKENS = "^vocab_size=None: must be given for tokens and losses; without it give inputs_BTD$"
 
 
-def second(model: Any, memory: Any, **inputs: Any) -> Any:
-    """Return the hidden states of a second segment; recurrent models call their memory a state."""
-    name = "memory" if hasattr(model.config, "mem_len") else "state"
-    return model(**inputs, **{name: memory})[0]
-
-
-@pytest.mark.parametrize(("arm", "mode"), product_of(STATEFUL, ["train", "evaluate", "cached"]))
+@pytest.mark.parametrize(
+    ("arm", "mode"),
+    product_of(STATEFUL, ["train", "evaluate", "cached"]),
+)
 def test_inputs_take_the_place_of_the_scaled_embeddings(arm, mode):
     dropout = 0.1 if mode == "train" else 0.0
     model = tiny_model(**{**STATEFUL[arm], "dropout": dropout})
     stream = random_stream(2, 2 * T)
-    embedded = model.embedding(stream)
-    scorer: Any = model
+    inputs = model.embedding(stream)
+    scorer = model
     if mode == "cached" and arm in CACHEABLE:
         scorer = CachedTransformerXL(model.eval())
     with torch.set_grad_enabled(scorer is model):
         torch.manual_seed(0)
         _, memory = scorer(stream[:, :T])
-        expected = second(
-            scorer,
+        expected, _ = scorer(
+            stream[:, T:],
             memory,
-            tokens_BT=stream[:, T:],
             n_last=3,
         )
         torch.manual_seed(0)
-        _, memory = scorer(inputs_BTD=embedded[:, :T])
-        hidden = second(
-            scorer,
+        _, memory = scorer(inputs_BTD=inputs[:, :T])
+        hidden, _ = scorer(
+            None,
             memory,
-            inputs_BTD=embedded[:, T:],
             n_last=3,
+            inputs_BTD=inputs[:, T:],
         )
     # Not the same bits: AVX2's products depend on places in memory.
     assert_close(hidden, expected, 1e-12)
@@ -55,31 +50,20 @@ def test_inputs_take_the_place_of_the_scaled_embeddings(arm, mode):
 @pytest.mark.parametrize("arm", STATEFUL)
 def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax(arm):
     model = tiny_model(**STATEFUL[arm])
-    bare = tiny_model(
-        **{
-            **STATEFUL[arm],
-            "vocab_size": None,
-            "cutoffs": (),
-        }
-    )
+    bare = tiny_model(**{**STATEFUL[arm], "vocab_size": None, "cutoffs": ()})
     missing = bare.load_state_dict(model.state_dict(), strict=False)
     assert missing.missing_keys == []
     assert {key.split(".")[0] for key in missing.unexpected_keys} == {"embedding", "softmax"}
     inputs = torch.randn(
         2,
-        2 * T,
+        T,
         8,
         dtype=torch.float64,
         requires_grad=True,
     )
-    hidden, memory = bare(inputs_BTD=inputs[:, :T])
-    assert torch.equal(hidden, model(inputs_BTD=inputs[:, :T])[0])
-    again = second(
-        bare,
-        memory,
-        inputs_BTD=inputs[:, T:],
-    )
-    (hidden.square().sum() + again.square().sum()).backward()
+    hidden, _ = bare(inputs_BTD=inputs)
+    assert torch.equal(hidden, model(inputs_BTD=inputs)[0])
+    hidden.square().sum().backward()
     assert bool((inputs.grad.abs().sum(dim=-1) > 0).all())
 
 
@@ -101,16 +85,20 @@ def test_what_a_model_without_a_vocabulary_lacks_is_said_in_one_line():
             convert(tiny_model(vocab_size=None, memory_start="zeros"))
 
 
+LACKING = re.escape("give either tokens or inputs_BTD")
+WIDE = re.escape("inputs_BTD of shape (2, 4, 5): D must be d_model=8")
+
+
 @pytest.mark.parametrize("scorer", ["model", "cached", "lstm"])
+@torch.no_grad()
 def test_inputs_that_do_not_fit_are_refused(scorer):
     model = tiny_model(cell="lstm") if scorer == "lstm" else tiny_model()
-    called: Any = CachedTransformerXL(model) if scorer == "cached" else model
-    tokens = random_stream(2, T)
-    inputs = torch.zeros(2, T, 8, dtype=torch.float64)
-    with torch.no_grad():
-        for given in ({}, {"tokens_BT": tokens, "inputs_BTD": inputs}):
-            with pytest.raises(ValueError, match=r"^give either tokens or inputs_BTD$"):
-                called(**given)
-        shape = re.escape("inputs_BTD of shape (2, 4, 5): D must be d_model=8")
-        with pytest.raises(ValueError, match=f"^{shape}$"):
-            called(inputs_BTD=inputs[..., :5])
+    called = CachedTransformerXL(model) if scorer == "cached" else model
+    both = {
+        "tokens_BT": random_stream(2, T),
+        "inputs_BTD": torch.zeros(2, T, 8).double(),
+    }
+    wide = {"inputs_BTD": torch.zeros(2, T, 5).double()}
+    for given, words in (({}, LACKING), (both, LACKING), (wide, WIDE)):
+        with pytest.raises(ValueError, match=f"^{words}$"):
+            called(**given)

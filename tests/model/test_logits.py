@@ -29,7 +29,11 @@ def caught(**options: object) -> list[tuple[Attention, AttentionInputs]]:
     stream = random_stream(2, 8)
     with torch.no_grad():
         _, memory = model(stream[:, :5])
-        seen, _ = attention_inputs(model, stream[:, 5:], memory)
+        seen, _ = attention_inputs(
+            model,
+            stream[:, 5:],
+            memory,
+        )
     assert len(seen) == 2
     return seen
 
@@ -41,7 +45,7 @@ def test_logits_of_the_terms_add_up_to_what_forward_takes_the_softmax_of(name, m
     used = []
     softmax = Tensor.softmax
 
-    def kept(logits: Tensor, dim: int) -> Tensor:
+    def kept(logits, dim):
         used.append(logits)
         return softmax(logits, dim)
 

@@ -11,7 +11,13 @@ from txl_lightning.model.layers import Dropout
 
 def test_initialization_is_the_papers():
     model = TransformerXL(
-        TransformerXLConfig(vocab_size=300, n_layer=2, d_model=128, n_head=4, d_inner=256)
+        TransformerXLConfig(
+            vocab_size=300,
+            n_layer=2,
+            d_model=128,
+            n_head=4,
+            d_inner=256,
+        )
     )
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -34,17 +40,20 @@ def test_dropout_decides_neighbours_independently():
     error = 5 * 0.5 / len(kept) ** 0.5
     assert_close(
         kept.mean(0),
-        torch.full((4,), 0.5, dtype=torch.float64),
+        torch.full((4,), 0.5).double(),
         error,
     )
     assert_close(
         kept.T.cov(),
-        0.25 * torch.eye(4, dtype=torch.float64),
+        0.25 * torch.eye(4).double(),
         error,
     )
 
 
-@pytest.mark.parametrize(("p", "level"), [(1e-9, 1), (0.1, 6554), (0.9999999, 65535)])
+@pytest.mark.parametrize(
+    ("p", "level"),
+    [(1e-9, 1), (0.1, 6554), (0.9999999, 65535)],
+)
 def test_dropout_scales_by_the_rate_it_really_has(p, level):
     scale = 65536 / (65536 - level)
     output = dropped(p)
@@ -54,24 +63,27 @@ def test_dropout_scales_by_the_rate_it_really_has(p, level):
 
 
 def test_dropout_is_at_the_papers_sites():
-    model = tiny_model(dropout=0.2, attention_dropout=0.3, mem_len=4, n_layer=2)
-    B = 2
-    T = 3
-    M = 4
-    N = 2
+    B, T, M, N = 2, 3, 4, 2
     D, H, d_inner = (SIZES[name] for name in ("d_model", "n_head", "d_inner"))
+    model = tiny_model(
+        dropout=0.2,
+        attention_dropout=0.3,
+        mem_len=M,
+        n_layer=N,
+    )
     sites = []
     for module in model.modules():
         if isinstance(module, Dropout):
-            module.register_forward_hook(
-                lambda module, _, output: sites.append((module.p, tuple(output.shape)))
-            )
-    model(random_stream(B, T), model.start_memory(B, static=True))
-    attention = [(0.3, (H, B, T, M + T)), (0.2, (B, T, D))]
-    feed_forward = [(0.2, (B, T, d_inner)), (0.2, (B, T, D))]
-    assert sites == [
-        (0.2, (B, T, D)),
-        (0.2, (M + T + 1, D)),
-        *(N * (attention + feed_forward)),
-        (0.2, (B, T, D)),
+            module.register_forward_hook(lambda site, _, x: sites.append((site.p, tuple(x.shape))))
+    model(
+        random_stream(B, T),
+        model.start_memory(B, static=True),
+    )
+    states = (0.2, (B, T, D))
+    layer = [
+        (0.3, (H, B, T, M + T)),
+        states,
+        (0.2, (B, T, d_inner)),
+        states,
     ]
+    assert sites == [states, (0.2, (M + T + 1, D)), *(N * layer), states]

@@ -1,6 +1,5 @@
 """Content of a memory, how far back it lets a segment see, and that it is a value."""
 
-import io
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.model.tiny_model import assert_close, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import (
+    assert_close,
+    hidden_states,
+    random_stream,
+    score_segments,
+    through_a_file,
+    tiny_model,
+)
 from txl_lightning import Memory
 from txl_lightning.model.baselines import RecurrentState
 from txl_lightning.variants.compressive import CompressiveMemory
 from txl_lightning.variants.memory_tokens import TokenMemory
 
-cuts = st.lists(st.integers(1, 6), min_size=2, max_size=5)  # lengths of segments
+cuts = st.lists(
+    st.integers(1, 6),
+    min_size=2,
+    max_size=5,
+)  # lengths of segments
 architectures = st.fixed_dictionaries({"pre_norm": st.booleans(), "untie_biases": st.booleans()})
 clamps = st.sampled_from([-1, 0, 1, 3])
 
@@ -73,7 +83,10 @@ def test_a_static_memory_computes_what_a_growing_one_does(
     assert_close(static_nll, growing_nll)
     assert static.length == model.config.memory_slots
     assert static.filled == growing.filled
-    assert_close(static.states[:, :, static.length - growing.length :], growing.states)
+    assert_close(
+        static.states[:, :, static.length - growing.length :],
+        growing.states,
+    )
 
 
 @pytest.mark.parametrize("n_layer", [1, 4, 6])
@@ -86,9 +99,7 @@ def test_a_segment_sees_itself_and_as_many_segments_as_there_are_layers(n_layer)
     streams = stream.repeat(1 + farthest, 1)
     for distance in range(L + 1, farthest + 1):
         streams[distance, -distance] = (stream[0, -distance] + 1) % model.config.vocab_size
-    memory = None
-    for tokens in streams.split(L, dim=1):
-        hidden, memory = model(tokens, memory)
+    hidden = hidden_states(model, streams, L)[:, -L:]
     change = (hidden - hidden[:1]).abs().amax(-1)  # of every output of the last segment
     assert (change[L + 1 : farthest] > 1e-9).all()
     assert change[farthest].max() < 1e-12, "rows of one batch may round differently"
@@ -115,7 +126,12 @@ def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():
 HIDDEN = torch.randn(2, 6, 3, 4)
 STATES = {
     "memory": Memory(HIDDEN, filled=2, first_column=10),
-    "documents": Memory(HIDDEN, filled=3, in_document_B=torch.arange(6), first_column=10),
+    "documents": Memory(
+        HIDDEN,
+        filled=3,
+        in_document_B=torch.arange(6),
+        first_column=10,
+    ),
     "memory tokens": TokenMemory(
         HIDDEN, filled=2, tokens_nBD=torch.randn(5, 6, 4), first_column=10
     ),
@@ -132,15 +148,22 @@ STATES = {
 def test_streams_join_in_any_order_and_survive_a_file(name):
     state = STATES[name]
     kind = type(state)
-    parts = [state.streams(4, 6), state.streams(0, 1), state.streams(1, 4)]
+    parts = [
+        state.streams(4, 6),
+        state.streams(0, 1),
+        state.streams(1, 4),
+    ]
     assert [part.first_column for part in parts] == [14, 10, 11]
-    file = io.BytesIO()
-    torch.save(kind.join(parts).to("cpu").state_dict(), file)
-    file.seek(0)
-    again = kind.from_state_dict(torch.load(file, weights_only=True))
+    again = through_a_file(kind.join(parts).to("cpu"))
     assert_close(again.state_dict(), state.state_dict(), 0)
-    gap = [state.streams(0, 2), state.streams(3, 6)]
-    overlap = [state.streams(0, 3), state.streams(2, 6)]
+    gap = [
+        state.streams(0, 2),
+        state.streams(3, 6),
+    ]
+    overlap = [
+        state.streams(0, 3),
+        state.streams(2, 6),
+    ]
     for bad in (gap, overlap):
         with pytest.raises(ValueError, match="do not join"):
             kind.join(bad)

@@ -3,30 +3,42 @@
 import pytest
 import torch
 
-from tests.model.tiny_model import assert_close, random_stream, tiny_model
+from tests.model.tiny_model import (
+    ENCODINGS,
+    assert_close,
+    random_stream,
+    score_segments,
+    tiny_model,
+)
 from txl_lightning.errors import OptionError
 from txl_lightning.model import SlidingWindow
 
 
-@pytest.mark.parametrize(
-    "encoding", ["relative", "shaw", "absolute", "al_rfou", "alibi", "none", "rope"]
-)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_the_last_loss_of_every_window(encoding):
-    model = tiny_model(encoding=encoding, table_len=9, mem_len=0, d_head=4)
+    model = tiny_model(
+        encoding=encoding,
+        table_len=9,
+        mem_len=0,
+        d_head=4,
+    )
     stream = random_stream(2, 12)
-    window = SlidingWindow(model, 5)
-    first, seen = window.score(stream[:, :7], stream[:, 1:8])
-    second, seen = window.score(
-        stream[:, 7:11],
-        stream[:, 8:12],
-        seen,
+    losses, seen = score_segments(
+        SlidingWindow(model, 5),
+        stream,
+        [7, 4],
     )
     assert torch.equal(seen, stream[:, 6:11])
-    losses = torch.cat([first, second], dim=1)
     for t in range(11):
         tokens = stream[:, max(0, t - 4) : t + 1]
-        alone, _ = model.score(tokens, stream[:, t + 1 : t + 2])
-        assert_close(losses[:, t : t + 1], alone)
+        alone, _ = model.score(
+            tokens,
+            stream[:, t + 1 : t + 2],
+        )
+        assert_close(
+            losses[:, t : t + 1],
+            alone,
+        )
 
 
 def test_what_cannot_be_scored_is_refused():

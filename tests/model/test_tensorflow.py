@@ -25,24 +25,13 @@ from txl_lightning.model.inference.cached import CachedTransformerXL
 
 REFERENCES = sorted((Path(__file__).parents[1] / "reference/tensorflow").iterdir())
 SINGLE = {"rtol": 1e-5, "atol": 1e-5}  # their numbers have float32
-FLAGS = {
-    "mem_len": 5,
-    "same_length": True,
-    "clamp_len": -1,
-}
+FLAGS = {"mem_len": 5, "same_length": True, "clamp_len": -1}
 SAME = {"extra_key": True, "memory_start": "zeros", "layer_norm_epsilon": 1e-12}
 
 
 def tensorflow_like(**options: Any) -> TransformerXL:
     """A tiny model with the mask, start and epsilon of that code."""
-    return tiny_model(
-        vocab_size=30,
-        **{
-            **FLAGS,
-            **SAME,
-            **options,
-        },
-    )
+    return tiny_model(vocab_size=30, **{**FLAGS, **SAME, **options})
 
 
 def variables_of(model: TransformerXL) -> dict[str, np.ndarray]:
@@ -59,36 +48,23 @@ def variables_of(model: TransformerXL) -> dict[str, np.ndarray]:
     [False, True],
     ids=["all flags", "lengths only"],
 )
-@pytest.mark.parametrize(
-    "reference",
-    REFERENCES,
-    ids=lambda path: path.name,
-)
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda path: path.name)
 def test_files_losses_and_last_memory_are_those_of_tensorflow(reference, only_lengths):
     weights = dict(np.load(reference / "weights.npz"))
     found = read_variables(reference / "model.ckpt-0")
     assert found.keys() == weights.keys()
     for name, array in weights.items():
-        np.testing.assert_array_equal(
-            found[name],
-            array,
-            strict=True,
-        )
-    outputs = {
-        name: torch.from_numpy(array) for name, array in np.load(reference / "outputs.npz").items()
-    }
+        np.testing.assert_array_equal(found[name], array, strict=True)
+    outputs = {}
+    for name, array in np.load(reference / "outputs.npz").items():
+        outputs[name] = torch.from_numpy(array)
     flags = json.loads((reference / "config.json").read_text())
-    model = from_tensorflow(found, {name: flags[name] for name in FLAGS} if only_lengths else flags)
-    nll, memory = score_segments(
-        model.eval(),
-        outputs["tokens"],
-        flags["tgt_len"],
-    )
-    torch.testing.assert_close(
-        nll,
-        outputs["nll"],
-        **SINGLE,
-    )
+    segment_len = flags["tgt_len"]
+    if only_lengths:
+        flags = {name: flags[name] for name in FLAGS}
+    model = from_tensorflow(found, flags).eval()
+    nll, memory = score_segments(model, outputs["tokens"], segment_len)
+    torch.testing.assert_close(nll, outputs["nll"], **SINGLE)
     torch.testing.assert_close(
         memory.states,
         outputs["memory"],
@@ -101,37 +77,33 @@ D = {"d_embed": 6}
 NONE = {"tie_projections": "none"}
 ALL = {"tie_projections": "all"}
 DIVIDED = {**CUT, "div_val": 2}
-VARIANTS: list[dict] = [
+VARIANTS = [
     {"untie_biases": True, "n_layer": 3, "clamp_len": 4},
     {"same_length": False, "clamp_len": 3},
     {"mem_len": 0},
     {**D, **ALL},
     CUT,
-    *(
-        {
-            **CUT,
-            **D,
-            **tied,
-        }
-        for tied in (NONE, ALL)
-    ),
-    *({**DIVIDED, **tied} for tied in ({}, NONE, ALL)),
+    {**CUT, **D, **NONE},
+    {**CUT, **D, **ALL},
+    DIVIDED,
+    {**DIVIDED, **NONE},
+    {**DIVIDED, **ALL},
 ]
 
 
 def assert_read(variables: dict[str, np.ndarray], model: TransformerXL) -> None:
     """The variables make a model that computes what this one does, cached or not."""
-    read_model = from_tensorflow(
-        variables, {name: getattr(model.config, name) for name in FLAGS}
-    ).eval()
+    flags = {name: getattr(model.config, name) for name in FLAGS}
+    read_model = from_tensorflow(variables, flags).eval()
     stream = random_stream(2, 12, model.config.vocab_size)
     with torch.no_grad():
         expected, expected_memory = score_segments(model, stream, 4)
         nll, memory = score_segments(read_model, stream, 4)
         cached, _ = score_segments(CachedTransformerXL(read_model), stream, 4)
-    assert_close(nll, expected)
-    assert_close(memory.states, expected_memory.states)
-    assert_close(cached, expected)
+    assert_close(
+        [nll, memory.states, cached],
+        [expected, expected_memory.states, expected],
+    )
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
@@ -141,41 +113,28 @@ def test_other_sizes_and_flags(options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "tied",
-    [NONE, ALL],
-    ids=str,
-)
+@pytest.mark.parametrize("tied", [NONE, ALL], ids=str)
 def test_a_projection_of_equal_widths_may_be_left_out_and_is_the_identity(tied):
     model = tensorflow_like(**DIVIDED, **tied, untie_biases=True)
-    for projection in (
-        model.embedding.projections[0],
-        *(p for i, p in model.softmax.projections.items() if i == "0"),
-    ):
-        projection.copy_(torch.eye(8))
-    left_out = (
-        "transformer/adaptive_embed/cutoff_0/proj_W",
-        "transformer/adaptive_softmax/cutoff_0/proj",
-    )
-    assert_read(
-        {name: value for name, value in variables_of(model).items() if name not in left_out}, model
-    )
+    model.embedding.projections[0].copy_(torch.eye(8))
+    if "0" in model.softmax.projections:
+        model.softmax.projections["0"].copy_(torch.eye(8))
+    variables = variables_of(model)
+    for name in ("adaptive_embed/cutoff_0/proj_W", "adaptive_softmax/cutoff_0/proj"):
+        variables.pop(f"transformer/{name}", None)
+    assert_read(variables, model)
 
 
 def test_variables_of_the_optimizer_are_ignored():
     model = tensorflow_like()
     variables = variables_of(model)
-    slots = {
-        f"{name}/{slot}": value for name, value in variables.items() for slot in ("Adam", "Adam_1")
-    }
-    assert_read(
-        {
-            **slots,
-            "global_step": np.array(7),
-            **variables,
-        },
-        model,
-    )
+    slots = {"global_step": np.array(7)}
+    for name, value in variables.items():
+        slots |= {
+            f"{name}/Adam": value,
+            f"{name}/Adam_1": value,
+        }
+    assert_read(slots | variables, model)
 
 
 def test_what_is_missing_surplus_or_of_another_size_is_named():
@@ -206,13 +165,12 @@ def test_other_formats_keep_the_mask_and_the_epsilon():
 def test_files_that_were_cut_short_or_are_missing_are_named(tmp_path):
     for path in REFERENCES[0].glob("model.ckpt-0.*"):
         shutil.copyfile(path, tmp_path / path.name)
-    copy, index, data = (
-        tmp_path / f"model.ckpt-0{end}" for end in ("", ".index", ".data-00000-of-00001")
-    )
+    index = tmp_path / "model.ckpt-0.index"
+    data = tmp_path / "model.ckpt-0.data-00000-of-00001"
 
-    def refused(message: str) -> None:
+    def refused(message):
         with pytest.raises(UserError, match=message):
-            read_variables(copy)
+            read_variables(tmp_path / "model.ckpt-0")
 
     content = index.read_bytes()
     for n in range(0, len(content), 13):

@@ -1,5 +1,6 @@
 """A model small enough for exact comparisons in float64, and tokens for it."""
 
+import io
 import itertools
 from typing import Any
 
@@ -24,14 +25,14 @@ SIZES = {
 SUBSETS = [
     "".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)
 ]  # of the terms
-ENCODINGS: dict[str, dict[str, Any]] = {
+ENCODINGS = {
     **{name: {"encoding": name} for name in ("relative", "absolute", "alibi", "none")},
     "shaw": {"encoding": "shaw", "table_len": 5},
     "al_rfou": {"encoding": "al_rfou", "table_len": 4},
     "rope": {"encoding": "rope", "d_head": 4},
 }
 
-STATEFUL: dict[str, dict[str, Any]] = {  # of every kind of state
+STATEFUL = {  # of every kind of state
     **{name: {**options, "mem_len": 7} for name, options in ENCODINGS.items()},
     "long memory": {"mem_len": 40},
     "no memory": {"mem_len": 0},
@@ -67,27 +68,15 @@ CACHEABLE = [
 
 def tiny_model(model_class: type[TransformerXL] = TransformerXL, **options: object) -> Any:
     """A float64 model without dropout, whose parameters are not small; with `cell` a recurrent one of three layers."""
+    sizes = {**SIZES, "dropout": 0.0, "mem_len": 4}
+    kind, config_class = model_class, model_class.config_class
+    if "cell" in options:
+        sizes = {"vocab_size": VOCABULARY, "n_layer": 3, "d_model": 8}
+        sizes |= {"dropout": 0.0, "hidden_dropout": 0.0}
+        kind, config_class = RecurrentLanguageModel, RecurrentConfig
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        if "cell" in options:
-            sizes = {
-                "vocab_size": VOCABULARY,
-                "n_layer": 3,
-                "d_model": 8,
-                "dropout": 0.0,
-                "hidden_dropout": 0.0,
-            }
-            model: Any = RecurrentLanguageModel(RecurrentConfig(**{**sizes, **options})).double()
-        else:
-            config = model_class.config_class(
-                **{
-                    **SIZES,
-                    "dropout": 0.0,
-                    "mem_len": 4,
-                    **options,
-                }
-            )
-            model = model_class(config).double()
+        model = kind(config_class(**{**sizes, **options})).double()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.4 * torch.randn_like(parameter))
@@ -111,14 +100,45 @@ def unmarked(stream: Tensor) -> Tensor:
     return torch.maximum(stream, ~stream)
 
 
+def assert_same_gradients(
+    actual: Tensor, expected: Tensor, inputs: list[Tensor], tolerance: float = 1e-9
+) -> None:
+    """Compare two results in float64, and the gradients of a random sum of their entries."""
+    assert_close(actual, expected, tolerance)
+    weights = torch.randn_like(expected)
+    options = {"retain_graph": True, "materialize_grads": True}
+    ours = torch.autograd.grad(actual, inputs, weights, **options)
+    theirs = torch.autograd.grad(expected, inputs, weights, **options)
+    assert_close(ours, theirs, tolerance)
+
+
+def hidden_states(
+    model: Any, stream: Tensor, segments: list[int] | int, memory: Any = None
+) -> Tensor:
+    """Hidden states of all tokens of the stream, cut into segments of these lengths."""
+    results = []
+    for tokens in stream.split(segments, dim=1):
+        hidden, memory = model(tokens, memory)
+        results.append(hidden)
+    return torch.cat(results, dim=1)
+
+
 def score_segments(
     model: Any, stream: Tensor, segments: list[int] | int, memory: Any = None
 ) -> tuple[Tensor, Any]:
     """Losses of all targets of the stream, cut into segments of these lengths, and the last memory."""
     losses = []
-    targets_of_stream = unmarked(stream)[:, 1:].split(segments, 1)
-    tokens_of_stream = stream[:, :-1].split(segments, 1)
-    for tokens, targets in zip(tokens_of_stream, targets_of_stream, strict=True):
-        nll, memory = model.score(tokens, targets, memory)
+    tokens = stream[:, :-1].split(segments, dim=1)
+    targets = unmarked(stream)[:, 1:].split(segments, dim=1)
+    for segment in zip(tokens, targets, strict=True):
+        nll, memory = model.score(*segment, memory)
         losses.append(nll)
     return torch.cat(losses, dim=1), memory
+
+
+def through_a_file(state: Any) -> Any:
+    """Return a state that was saved and loaded."""
+    file = io.BytesIO()
+    torch.save(state.state_dict(), file)
+    file.seek(0)
+    return type(state).from_state_dict(torch.load(file, weights_only=True))

@@ -11,7 +11,7 @@ from txl_lightning.recl.command import run
 from txl_lightning.recl.options import ReclOptions
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/recl.schema.json").read_text())
-SMALL: dict[str, Any] = {
+SMALL = {
     "first_context": 4,
     "step": 4,
     "max_context": 16,
@@ -29,6 +29,6 @@ def recl(directory: Path, *checkpoints: str, **options: Any) -> dict[str, Any]:
         ReclOptions(list(checkpoints), **given),
         directory,
     )
-    result: dict[str, Any] = json.loads((directory / "recl.json").read_text())
+    result = json.loads((directory / "recl.json").read_text())
     jsonschema.validate(result, SCHEMA)
     return result

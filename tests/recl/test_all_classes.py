@@ -22,7 +22,7 @@ TYPES = sorted(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPIN
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("model_type", TYPES)
-def test_losses_are_those_of_fresh_windows(model_type: str) -> None:
+def test_losses_are_those_of_fresh_windows(model_type):
     try:
         small = model_of(model_type)
         small.config.use_cache = False

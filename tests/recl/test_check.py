@@ -1,7 +1,6 @@
 """Models of Python functions: their tokens, the check of their losses, and their faults."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,8 +47,8 @@ def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
 
 
 def test_a_function_that_keeps_to_the_interface_reads_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     member = load(Scored(right), monkeypatch)
     text = member.tokenize("aé".encode())
     assert text.tokens.tolist() == [97, 0xC3, 0xA9]
@@ -59,15 +58,21 @@ def test_a_function_that_keeps_to_the_interface_reads_bytes(
     assert load(Scored(right, limit=9), monkeypatch).reader.limit == 9
 
 
-def test_one_pass_is_not_used_where_it_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_is_not_used_where_it_is_not_exact(monkeypatch):
     member = load(Scored(by_length), monkeypatch)
     assert not member.reader.one_pass
     assert member.findings["one_pass_difference"] == 56
     assert not load(Scored(right, one_pass=False), monkeypatch).reader.one_pass
 
 
+def looking_ahead(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
+    """Return losses that depend on the tokens after their targets."""
+    return right(tokens_BT.flip(1), targets_BT)
+
+
 NO_LOSS = r"cannot be scored \(its losses are not -log P in 0 … 700 nats\)"
-FAULTS: list[tuple[Any, str]] = [
+FAULTS = [
+    (Scored(looking_ahead), "must be a causal language model: its losses depend on later tokens"),
     (Scored(failing), r"cannot be scored \(no such table\)"),
     (
         Scored(lambda tokens, targets: (tokens[:, 1:] / 10, None)),
@@ -75,7 +80,10 @@ FAULTS: list[tuple[Any, str]] = [
     ),
     (Scored, "cannot be scored"),
     (
-        Scored(right, encode=lambda text: ([1] * 3, ["a", "b"])),
+        Scored(
+            right,
+            encode=lambda text: ([1] * 3, ["a", "b"]),
+        ),
         "encode must return tokens and the text of each",
     ),
     (Scored(lambda tokens, targets: (targets * torch.inf, None)), NO_LOSS),
@@ -86,14 +94,14 @@ FAULTS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("model", "words"), FAULTS)
 def test_a_fault_of_a_model_is_named(
-    model: Any,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    model,
+    words,
+    monkeypatch,
+    tmp_path,
+):
     monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
     (tmp_path / "text.txt").write_bytes(bytes(TOKENS.tolist()))
-    options: dict[str, Any] = {
+    options = {
         "models": [f"py:{__name__}.make"],
         "data_path": str(tmp_path / "text.txt"),
     }

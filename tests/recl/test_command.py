@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from examples.recall_oracle import TEXT, RecallOracle
 from tests.alone import printed
 from tests.data.helpers import files
-from tests.evaluation.small_runs import SmallRuns
 from tests.in_process import success
 from tests.recl.small_recl import recl
 from txl_lightning.data.corpus import load_corpus
@@ -47,7 +46,7 @@ def values(result: dict[str, Any], field: str) -> list[Any]:
     return [model[field] for model in result["models"]]
 
 
-def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path) -> None:
+def test_models_of_different_kinds_make_a_group(runs, tmp_path):
     kinds = ["relative", "absolute", "lstm", "qrnn"]
     result = recl(tmp_path, *map(runs.checkpoint, kinds))
     assert values(result, "name") == [str(runs.folder / kind) for kind in kinds]
@@ -65,7 +64,7 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
 
 
 @torch.no_grad()
-def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> None:
+def test_losses_are_those_of_single_windows(runs, tmp_path):
     (path,) = files(tmp_path, {"text.txt": "a cat and a bat " * 40})
     checkpoint = runs.checkpoint("relative")
     result = recl(
@@ -86,7 +85,11 @@ def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> 
     for c, context in enumerate(arrays["contexts"]):
         window = tokens[:, position - context : position + 1]
         target = window[:, -1:]
-        nll, _ = model.score(window[:, :-1], target, None)
+        nll, _ = model.score(
+            window[:, :-1],
+            target,
+            None,
+        )
         assert arrays["nll"][0, c, 7] == pytest.approx(nll.item(), rel=1e-5)
     assert arrays["nll"][1, 0] == pytest.approx(np.log(8))
     means = arrays["nll"].mean(axis=2)
@@ -94,7 +97,7 @@ def test_losses_are_those_of_single_windows(runs: SmallRuns, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["characters", "documents"])
-def test_a_function_reads_the_corpus_of_a_run(kind: str, runs: SmallRuns, tmp_path: Path) -> None:
+def test_a_function_reads_the_corpus_of_a_run(kind, runs, tmp_path):
     checkpoint = runs.checkpoint(kind)
     both = recl(
         tmp_path / "both",
@@ -106,7 +109,7 @@ def test_a_function_reads_the_corpus_of_a_run(kind: str, runs: SmallRuns, tmp_pa
     assert both["corpus"] == alone["corpus"]
 
 
-def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_path: Path) -> None:
+def test_no_window_begins_in_another_document_unless_asked(runs, tmp_path):
     """A model without documents beside one that knows them; ignored, the latter sees no marks."""
     group = [
         runs.checkpoint("relative"),
@@ -131,10 +134,13 @@ def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_
     ignore_IP = np.abs(ignore_ICP[:, 1] - ignore_ICP[:, 0])
     assert respect_IP[:, is_cut_P].max() < 1e-5
     assert (ignore_IP > 1e-7).mean() > 0.9  # a loss may be equal by chance
-    np.testing.assert_array_equal(respect_ICP[0, 0, ~is_cut_P], ignore_ICP[0, 0, ~is_cut_P])
+    np.testing.assert_array_equal(
+        respect_ICP[0, 0, ~is_cut_P],
+        ignore_ICP[0, 0, ~is_cut_P],
+    )
 
 
-def test_options_change_the_grid_and_the_losses(runs: SmallRuns, tmp_path: Path) -> None:
+def test_options_change_the_grid_and_the_losses(runs, tmp_path):
     checkpoint = runs.checkpoint("relative")
     plain = recl(tmp_path, checkpoint)
     for option, value in CHANGES.items():
@@ -163,11 +169,11 @@ for row in Path(__file__).with_name("refusals.txt").read_text("utf-8").splitline
 
 @pytest.mark.parametrize(("words", "said"), REFUSALS)
 def test_what_cannot_be_done_is_refused(
-    runs: SmallRuns,
-    tmp_path: Path,
-    words: str,
-    said: str,
-) -> None:
+    runs,
+    tmp_path,
+    words,
+    said,
+):
     (text,) = files(
         runs.folder,
         {"cats.txt": "a cat and a bat " * 40},
@@ -192,7 +198,7 @@ def test_what_cannot_be_done_is_refused(
 
 
 @pytest.mark.full
-def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path) -> None:
+def test_the_command_alone_and_under_a_launcher(runs, tmp_path):
     paths = f"checkpoints=[{runs.checkpoint('relative')},{runs.checkpoint('qrnn')}]"
     grid = ["first_context=2", "step=2", "max_context=6", "n_positions=15", "num_threads=1"]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "txl_lightning.cli"]

@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -67,12 +66,12 @@ THRESHOLDS = st.sampled_from([0.001, 0.01, 0.05, 0.3])
 @settings(max_examples=40)
 @given(st.integers(0, 10**6), SHAPES, GRIDS, FRACTIONS, THRESHOLDS)
 def test_appendix_c(
-    seed: int,
-    shape: tuple[int, int, int],
-    grid: tuple[int, int],
-    r: float,
-    threshold: float,
-) -> None:
+    seed,
+    shape,
+    grid,
+    r,
+    threshold,
+):
     """Shapes are models, contexts, positions."""
     n_models, n_contexts, _ = shape
     generator = np.random.default_rng(seed)
@@ -106,11 +105,11 @@ ENDS = [
 
 @pytest.mark.parametrize(("losses", "limit", "expected", "gains_again"), ENDS)
 def test_where_the_gains_end(
-    losses: np.ndarray,
-    limit: int | None,
-    expected: tuple[int, bool],
-    gains_again: int | None,
-) -> None:
+    losses,
+    limit,
+    expected,
+    gains_again,
+):
     contexts = CONTEXTS[: len(losses)]
     found = relative_effective_context_lengths(
         {"m": losses},
@@ -125,7 +124,7 @@ def test_where_the_gains_end(
     assert length.gains_again == gains_again
 
 
-def test_positions_that_tie_for_the_last_places_share_them() -> None:
+def test_positions_that_tie_for_the_last_places_share_them():
     """T has the 5, and a third of each of three."""
     losses = np.array(
         [
@@ -158,9 +157,9 @@ def group(n_models: int = 3, n_positions: int = 101) -> dict[str, np.ndarray]:
     [(0.6, 2), (0.05, 1)],
 )
 def test_intervals_are_of_resampled_blocks_each_read_as_a_text(
-    threshold: float,
-    n_models: int,
-) -> None:
+    threshold,
+    n_models,
+):
     """RECL varies at the first threshold, its guarded value at the second."""
     blocks = np.repeat(
         range(9),
@@ -169,8 +168,8 @@ def test_intervals_are_of_resampled_blocks_each_read_as_a_text(
     losses = group(n_models, n_positions=300)
     if n_models == 1:
         losses["m0"][3] += 0.4
-    options: dict[str, Any] = {"fractions": [0.3], "threshold": threshold}
-    resamples: dict[str, Any] = {
+    options = {"fractions": [0.3], "threshold": threshold}
+    resamples = {
         "bootstrap": 50,
         "seed": 2,
         "blocks": blocks,
@@ -205,7 +204,7 @@ def test_intervals_are_of_resampled_blocks_each_read_as_a_text(
     assert low != high
 
 
-def test_guarded_recl_of_an_exact_model_may_be_much_shorter_than_recl() -> None:
+def test_guarded_recl_of_an_exact_model_may_be_much_shorter_than_recl():
     """Without any noise: a token repeats one of 256 before it, near ones more often."""
     generator = np.random.default_rng(0)
     distances = np.arange(1, 257)
@@ -247,7 +246,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("options", "words"), IMPOSSIBLE)
-def test_impossible_options_of_recl_are_named(options: dict[str, Any], words: str) -> None:
+def test_impossible_options_of_recl_are_named(options, words):
     given_options = {"losses": group(), "contexts": CONTEXTS, **options}
     with pytest.raises(OptionError, match=words):
         relative_effective_context_lengths(**given_options)

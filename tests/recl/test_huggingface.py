@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.small_runs import SmallRuns
 from tests.recl.small_recl import recl
 from tests.recl.tiny_huggingface import (
     POSITIONS,
@@ -71,7 +70,7 @@ def library_loss(model: Any, window: list[int]) -> float:
     ("kind", "begin"),
     [("gpt2", []), ("llama", [0, 7]), ("mamba", [])],
 )
-def test_losses_are_the_librarys_own_with_exactly_c_tokens(kind: str, begin: list[int]) -> None:
+def test_losses_are_the_librarys_own_with_exactly_c_tokens(kind, begin):
     model = model_of(kind)
     reader = WindowReader(HuggingFaceModel(model, begin), one_pass=True)
     losses_CP = window_losses(reader, TOKENS, PLACES, CONTEXTS)
@@ -88,7 +87,7 @@ def test_losses_are_the_librarys_own_with_exactly_c_tokens(kind: str, begin: lis
 ENDLESS = "none, it reads on beyond the 48 positions of its config"
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}
 FAILS = "more tokens fail (index "
-LIMITS: list[tuple[str, dict[str, Any], int | None, str | None]] = [
+LIMITS = [
     ("gpt2", {}, POSITIONS, FAILS),
     ("opt", {}, POSITIONS, FAILS),
     ("gptj", {}, POSITIONS, FAILS),
@@ -104,12 +103,12 @@ LIMITS: list[tuple[str, dict[str, Any], int | None, str | None]] = [
 
 @pytest.mark.parametrize(("kind", "options", "limit", "reason"), LIMITS)
 def test_only_a_table_of_positions_limits_a_model(
-    kind: str,
-    options: dict[str, Any],
-    limit: int | None,
-    reason: str | None,
-    tmp_path: Path,
-) -> None:
+    kind,
+    options,
+    limit,
+    reason,
+    tmp_path,
+):
     loaded = load(save_tiny(tmp_path, kind, **options))
     assert loaded.reader.limit == limit
     assert str(loaded.findings["limit_reason"]).startswith(str(reason))
@@ -122,7 +121,7 @@ def test_only_a_table_of_positions_limits_a_model(
     assert (losses[0] == losses[1]) == (limit is not None)
 
 
-def test_a_class_that_exchanges_its_attention_reads_every_window_as_loaded() -> None:
+def test_a_class_that_exchanges_its_attention_reads_every_window_as_loaded():
     """BigBird keeps its full attention after a short window."""
     sizes = {"max_position_embeddings": 300, "block_size": 4, "num_random_blocks": 1}
     model = model_of("big_bird", is_decoder=False, **sizes)
@@ -145,7 +144,7 @@ def test_a_class_that_exchanges_its_attention_reads_every_window_as_loaded() -> 
     torch.testing.assert_close(again, first)
 
 
-def test_code_of_an_author_is_not_run_and_the_result_says_so(tmp_path: Path) -> None:
+def test_code_of_an_author_is_not_run_and_the_result_says_so(tmp_path):
     folder = save_tiny(tmp_path / "model", "llama")
     entry = {"AutoModelForCausalLM": "modeling_own.OwnModel"}
     change(folder, "config.json", auto_map=entry, architectures=["OwnModel"])
@@ -156,7 +155,7 @@ def test_code_of_an_author_is_not_run_and_the_result_says_so(tmp_path: Path) -> 
     assert line in (tmp_path / "run/recl.html").read_text()
 
 
-def test_a_begin_of_text_token_is_read_as_the_tokenizer_does(tmp_path: Path) -> None:
+def test_a_begin_of_text_token_is_read_as_the_tokenizer_does(tmp_path):
     """A tokenizer that adds <begin> before and after a text; Llama's and Gemma's add it before."""
     folder = save_tiny(tmp_path, "gpt2")
     assert load(folder).findings["begin_of_text"] == []
@@ -181,14 +180,14 @@ def test_a_begin_of_text_token_is_read_as_the_tokenizer_does(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mamba", "xglm", "opt", "bert"])
-def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_refused(kind, tmp_path):
     model_of(kind).save_pretrained(tmp_path)
     with pytest.raises(OptionError, match=rf"models=hf:{tmp_path}: has no tokenizer") as caught:
         load(tmp_path).tokenize(TEXT.encode())
     assert "\n" not in str(caught.value)
 
 
-def test_tokens_spell_the_text(tmp_path: Path) -> None:
+def test_tokens_spell_the_text(tmp_path):
     content = "élan 😀 is 4€\n  two" + TEXT[:200]
     text = load(save_tiny(tmp_path, "gpt2")).tokenize(content.encode())
     texts = text.spell(0, len(text.tokens))
@@ -197,7 +196,7 @@ def test_tokens_spell_the_text(tmp_path: Path) -> None:
 
 
 STRIPPED = [{"type": "NFD"}, {"type": "StripAccents"}]
-CHANGES: list[tuple[dict[str, Any], str, str]] = [
+CHANGES = [
     ({"type": "Lowercase"}, "The  ", "the  "),
     ({"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}, " ﬁne", "ﬁne"),
     ({"type": "Sequence", "normalizers": STRIPPED}, "é of 0", "e of 0"),
@@ -206,11 +205,11 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("normalizer", "text", "read"), CHANGES)
 def test_a_tokenizer_that_changes_the_text_stands_in_the_result(
-    normalizer: dict[str, Any],
-    text: str,
-    read: str,
-    tmp_path: Path,
-) -> None:
+    normalizer,
+    text,
+    read,
+    tmp_path,
+):
     folder = save_tiny(tmp_path / "model", "llama")
     change(folder, "tokenizer.json", normalizer=normalizer)
     result = measured(
@@ -226,7 +225,7 @@ def test_a_tokenizer_that_changes_the_text_stands_in_the_result(
         assert "model: its tokenizer changes the text (" in (tmp_path / "run" / file).read_text()
 
 
-def test_weights_and_an_adapter_that_are_not_read_stand_in_the_result(tmp_path: Path) -> None:
+def test_weights_and_an_adapter_that_are_not_read_stand_in_the_result(tmp_path):
     folder = save_tiny(tmp_path, "llama")
     change(folder, "config.json", num_hidden_layers=1)
     (tmp_path / "adapter_config.json").write_text("{}")
@@ -236,7 +235,7 @@ def test_weights_and_an_adapter_that_are_not_read_stand_in_the_result(tmp_path: 
 
 
 OWN_TYPE = {"model_type": "own", "auto_map": {"AutoConfig": "a.B"}}
-UNUSABLE: list[tuple[dict[str, Any], str]] = [
+UNUSABLE = [
     ({"num_hidden_layers": 3}, r"has no weights for model\.layers\.2\.input_layernorm\.w"),
     ({"intermediate_size": 63}, "cannot be loaded"),
     (OWN_TYPE, "custom code"),
@@ -246,10 +245,10 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "words"), UNUSABLE)
 def test_a_folder_without_a_usable_model_gives_one_line(
-    changes: dict[str, Any],
-    words: str,
-    tmp_path: Path,
-) -> None:
+    changes,
+    words,
+    tmp_path,
+):
     folder = save_tiny(tmp_path, "llama")
     change(folder, "config.json", **changes)
     with pytest.raises(
@@ -274,18 +273,18 @@ FILES = [
 
 @pytest.mark.parametrize(("named", "file", "words"), FILES)
 def test_what_is_no_model_is_named_with_what_to_do(
-    named: str,
-    file: str,
-    words: str,
-    tmp_path: Path,
-) -> None:
+    named,
+    file,
+    words,
+    tmp_path,
+):
     (tmp_path / file).write_text("{}")
     fault = f"models=hf:{tmp_path / named}: has no config.json, and is {words}"
     with pytest.raises(OptionError, match=fault):
         load(tmp_path / named)
 
 
-def test_a_model_that_cannot_be_found_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_found_is_named(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(OptionError, match=r"models=hf:/nowhere/model: has no config.json"):
         load("/nowhere/model")
@@ -293,12 +292,12 @@ def test_a_model_that_cannot_be_found_is_named(monkeypatch: pytest.MonkeyPatch) 
         load("no/one")
 
 
-def test_another_tokenizer_and_other_bytes_are_refused(runs: SmallRuns, tmp_path: Path) -> None:
+def test_another_tokenizer_and_other_bytes_are_refused(runs, tmp_path):
     folder = save_tiny(tmp_path / "model", "gpt2")
     with pytest.raises(OptionError, match=rf"hf:{folder}: cannot read the text .*0xff"):
         measured(tmp_path, folder, text=b"a\xffb" * 100)
     (tmp_path / "text.txt").write_text(TEXT)
-    options: dict[str, Any] = {
+    options = {
         "models": [f"hf:{folder}"],
         "data_path": f"{tmp_path}/text.txt",
     }

@@ -1,22 +1,22 @@
 """RECL of a text whose effective context is known, of its exact model."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from examples.recall_oracle import TEXT
 from tests.recl.small_recl import recl
 
 
-@pytest.mark.parametrize(("first_context", "length"), [(32, 48), (16, 16)])
+@pytest.mark.parametrize(
+    ("first_context", "length"),
+    [(32, 48), (16, 16)],
+)
 def test_a_plateau_ends_the_length_and_not_the_context_within_a_percent(
-    first_context: int,
-    length: int,
-    tmp_path: Path,
-) -> None:
+    first_context,
+    length,
+    tmp_path,
+):
     (tmp_path / "recall.txt").write_text(TEXT.text(60_000, seed=1))
-    options: dict[str, Any] = {
+    options = {
         "models": ["py:examples.recall_oracle.oracle"],
         "data_path": str(tmp_path / "recall.txt"),
         "first_context": first_context,

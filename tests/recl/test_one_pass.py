@@ -8,6 +8,7 @@ import pytest
 
 from tests.recl.test_huggingface import measured, pytestmark  # noqa: F401
 from tests.recl.tiny_huggingface import VOCABULARY, fresh_loss, save_tiny
+from txl_lightning.errors import OptionError
 from txl_lightning.recl.check import checked
 from txl_lightning.recl.huggingface import load_huggingface
 from txl_lightning.recl.models import Member
@@ -26,12 +27,11 @@ LONGROPE = {
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 YARN = {**ROTATION, "rope_type": "yarn"}
 DOGE = {"keep_window_size": 80, "sliding_window": None}
-KINDS: list[tuple[str, dict[str, Any], bool]] = [
+KINDS = [
     ("phi3", {"original_max_position_embeddings": 100, "rope_parameters": LONGROPE}, False),
     ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 100}, False),
     ("doge", DOGE, False),
     ("deepseek_v32", {"index_topk": 80}, False),
-    ("bert", {"is_decoder": False}, False),  # reads both sides
     ("olmo2", {"rope_parameters": YARN, "max_position_embeddings": 100}, True),
     ("mistral", {"sliding_window": 9}, True),
 ]
@@ -46,11 +46,11 @@ def checked_member(folder: Path, kind: str, options: dict[str, Any], contexts: l
 
 @pytest.mark.parametrize(("kind", "options", "one_pass"), KINDS)
 def test_losses_are_those_of_fresh_windows(
-    kind: str,
-    options: Any,
-    one_pass: bool,
-    tmp_path: Path,
-) -> None:
+    kind,
+    options,
+    one_pass,
+    tmp_path,
+):
     """Dynamic NTK rotates otherwise beyond the positions of its config, 100, which are no limit."""
     member = checked_member(tmp_path, kind, options, CONTEXTS)
     assert member.reader.limit is None
@@ -69,10 +69,10 @@ def test_losses_are_those_of_fresh_windows(
     [(39, True), (100, False), (240, True)],
 )
 def test_a_change_at_a_length_is_seen_between_the_contexts(
-    length: int,
-    one_pass: bool,
-    tmp_path: Path,
-) -> None:
+    length,
+    one_pass,
+    tmp_path,
+):
     """Beyond the grid or below it, all windows are rotated alike."""
     original = {"original_max_position_embeddings": length}
     options = {**original, "rope_parameters": {**LONGROPE, **original}}
@@ -80,7 +80,7 @@ def test_a_change_at_a_length_is_seen_between_the_contexts(
     assert member.reader.one_pass == one_pass
 
 
-def test_the_way_of_reading_and_the_difference_stand_in_the_result(tmp_path: Path) -> None:
+def test_the_way_of_reading_and_the_difference_stand_in_the_result(tmp_path):
     sliding = save_tiny(tmp_path / "sliding", "mistral", sliding_window=9)
     long = save_tiny(tmp_path / "long", "doge", **DOGE)
     first, second = measured(
@@ -94,3 +94,8 @@ def test_the_way_of_reading_and_the_difference_stand_in_the_result(tmp_path: Pat
     assert first["one_pass_difference"] < 1e-4 < 0.01 < second["one_pass_difference"]
     note = "long: read in windows of exactly c tokens: one pass differs by"
     assert note in (tmp_path / "run/recl.md").read_text()
+
+
+def test_an_encoder_is_refused(tmp_path):
+    with pytest.raises(OptionError, match=r"its losses depend on later tokens .*is_decoder"):
+        checked_member(tmp_path, "bert", {"is_decoder": False, "pad_token_id": 1}, [8, 64])

@@ -1,7 +1,5 @@
 """examples/pocketsphinx_words.py and examples/iglm.py: what of a window reaches their models."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ def letters(*words: str) -> float:
     return -float(sum(map(len, words)))
 
 
-def test_trigrams_get_two_words_and_leave_out_unknown_ones_with_their_bytes() -> None:
+def test_trigrams_get_two_words_and_leave_out_unknown_ones_with_their_bytes():
     model = Trigrams(letters)
     tokens, texts = model.encode(b"A x, dog's bone: a x!")
     assert tokens.tolist() == [0, 1, 2, 0]
@@ -36,8 +34,8 @@ def test_trigrams_get_two_words_and_leave_out_unknown_ones_with_their_bytes() ->
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_chain_has_its_tags_and_nothing_of_the_chain_before() -> None:
-    transformers: Any = pytest.importorskip("transformers", reason="needs the extra hf")
+def test_a_chain_has_its_tags_and_nothing_of_the_chain_before():
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
     sizes = {"vocab_size": 33, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
     network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0)).eval()
     chains = Chains(network)

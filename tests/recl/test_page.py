@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from examples.recall_oracle import RecallOracle
 from txl_lightning.data.recall import Recall
@@ -40,7 +39,7 @@ def data_of(html_page: str) -> dict[str, Any]:
         html_page,
         re.DOTALL,
     )
-    data: dict[str, Any] = json.loads(text)
+    data = json.loads(text)
     return data
 
 
@@ -70,14 +69,14 @@ def drawn(n: int, contexts: list[int], models: int = 1) -> tuple[str, dict[str, 
     results["split"] = "whole"
     results["corpus"] = {"name": "<corpus>", "level": "token"}
 
-    def spell(begin: int, stop: int) -> list[str]:
+    def spell(begin, stop):
         return [HOSTILE[at % len(HOSTILE)] for at in range(begin, stop)]
 
     losses_ICP = np.stack([*losses.values()])
     return page(results, losses_ICP, positions, blocks, spell), losses
 
 
-def test_every_scored_token_has_its_text_and_losses_and_no_text_becomes_markup() -> None:
+def test_every_scored_token_has_its_text_and_losses_and_no_text_becomes_markup():
     html_page, losses = drawn(90, CONTEXTS, models=2)
     bits_ICP = np.stack([*losses.values()]) / np.log(2)
     tokens = scored(data_of(html_page))
@@ -94,7 +93,7 @@ def test_every_scored_token_has_its_text_and_losses_and_no_text_becomes_markup()
 
 
 @pytest.mark.slow
-def test_a_large_page_has_whole_passages_spread_over_the_text() -> None:
+def test_a_large_page_has_whole_passages_spread_over_the_text():
     html_page, _ = drawn(
         30_000,
         [*range(1, 80)],
@@ -108,20 +107,20 @@ def test_a_large_page_has_whole_passages_spread_over_the_text() -> None:
     assert 0 < distances.min() <= distances.max() < 3 * 30_000 / len(firsts)
 
 
-def test_the_oracles_page_shows_the_step_at_the_known_distance_also_of_a_function() -> None:
+def test_the_oracles_page_shows_the_step_at_the_known_distance_also_of_a_function():
     recall = Recall(distances=(48,), repeats=0.9, symbols=8)
     text = recall.text(20_000, seed=2)
     tokens = np.frombuffer(text.encode(), np.uint8)
     oracle = RecallOracle(recall)
 
-    def losses(tokens_BT: Tensor) -> np.ndarray:
+    def losses(tokens_BT):
         nll_BT, _ = oracle.score(
             tokens_BT[:, :-1],
             tokens_BT[:, 1:],
         )
         return nll_BT.numpy()
 
-    models: dict[str, Any] = {"exact": oracle, "array": losses}
+    models = {"exact": oracle, "array": losses}
     results, html_page = compare(
         models,
         tokens,
@@ -151,7 +150,7 @@ def shown_in_chromium(tmp_path: Path) -> Shown:
         pytest.skip("needs Chromium")
     options = "--headless --no-sandbox --disable-gpu --virtual-time-budget=2000 --dump-dom"
 
-    def dumped(html_page: str, fragment: str) -> str:
+    def dumped(html_page, fragment):
         path = tmp_path / "recl.html"
         path.write_text(html_page, "utf-8")
         command = [
@@ -165,7 +164,7 @@ def shown_in_chromium(tmp_path: Path) -> Shown:
     return dumped
 
 
-def test_a_token_in_focus_shows_its_curve(shown_in_chromium: Shown) -> None:
+def test_a_token_in_focus_shows_its_curve(shown_in_chromium):
     html_page, losses = drawn(90, CONTEXTS, models=2)
     document = shown_in_chromium(html_page, "#t36")  # the first of the hostile texts
     shown = document.split("<script")[0]
@@ -205,10 +204,10 @@ IN_A_FRAME = """<!doctype html><iframe id="frame" width="{}" height="{}" srcdoc=
     [(360, 640), (390, 844), (1366, 768)],
 )
 def test_a_page_fits_and_its_card_is_whole_and_covers_no_token_in_focus(
-    width: int,
-    height: int,
-    shown_in_chromium: Shown,
-) -> None:
+    width,
+    height,
+    shown_in_chromium,
+):
     html_page, _ = drawn(90, CONTEXTS, models=3)
     shown = shown_in_chromium(
         IN_A_FRAME.format(width, height, html.escape(html_page)),

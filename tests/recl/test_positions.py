@@ -17,10 +17,10 @@ SIZES = [
 
 @pytest.mark.parametrize(("n_positions", "n_blocks", "block_sizes"), SIZES)
 def test_blocks_are_four_grids_wide_or_thirty(
-    n_positions: int,
-    n_blocks: int,
-    block_sizes: set[int],
-) -> None:
+    n_positions,
+    n_blocks,
+    block_sizes,
+):
     contexts = list(range(16, 257, 16))
     positions, blocks = position_blocks(1_000_000, n_positions, contexts)
     sizes = np.bincount(blocks)
@@ -42,12 +42,12 @@ SEEDS = st.none() | st.integers(0, 99)
 
 @given(N_TOKENS, STEPS, N_CONTEXTS, SHARES, SEEDS)
 def test_positions_are_in_order(
-    n_tokens: int,
-    step: int,
-    n_contexts: int,
-    share: float,
-    seed: int | None,
-) -> None:
+    n_tokens,
+    step,
+    n_contexts,
+    share,
+    seed,
+):
     contexts = [2 + step * i for i in range(n_contexts)]
     available = n_tokens - contexts[-1]
     if available < 1:
@@ -61,7 +61,7 @@ def test_positions_are_in_order(
     assert set(np.diff(blocks)) <= {0, 1}
 
 
-def test_a_seed_moves_every_block_within_its_stretch() -> None:
+def test_a_seed_moves_every_block_within_its_stretch():
     contexts = list(range(32, 321, 32))
     plain, blocks = position_blocks(600_000, 10_000, contexts)
     stretch = 600_000 // 250

@@ -1,6 +1,5 @@
 """Entries of `recl.json`, tables, notes and figures of a group, from losses that are made up."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
-from tests.evaluation.kept_figures import Figures
 from txl_lightning.recl.figures import draw_figures
 from txl_lightning.recl.loss_by_context import group_results
 from txl_lightning.recl.report import report_lines
@@ -64,7 +62,7 @@ def mean_and_error(losses_P: np.ndarray) -> tuple[float, float]:
     return float(losses_P.mean()), float(blocks.std(ddof=1) / np.sqrt(10))
 
 
-def test_losses_have_means_and_errors_in_both_units() -> None:
+def test_losses_have_means_and_errors_in_both_units():
     losses = made_up()["a"]
     ppl = results("token")["models"][0]
     bpc = results("char")["models"][0]
@@ -75,11 +73,11 @@ def test_losses_have_means_and_errors_in_both_units() -> None:
     assert bpc["bpc"][2] == pytest.approx(nll / np.log(2))
 
 
-def test_within_1_percent_of_the_loss_with_the_longest_context() -> None:
+def test_within_1_percent_of_the_loss_with_the_longest_context():
     assert [model["within_1_percent"] for model in results()["models"]] == [16, 12, 12]
 
 
-def test_differences_are_paired_by_position() -> None:
+def test_differences_are_paired_by_position():
     losses = made_up()
     first, second, _ = results()["differences"]
     assert (second["model"], second["minus"]) == ("a", "c")
@@ -92,7 +90,7 @@ def table_rows(lines: list[str], first_cell: str) -> list[list[str]]:
     return [row for row in rows if row[0] == first_cell]
 
 
-def test_tables_have_lengths_and_losses() -> None:
+def test_tables_have_lengths_and_losses():
     """Within 1 %, guarded RECL and the paper's RECL, each with its interval, come first."""
     found = results(fractions=[1.0])
     found["models"][1]["limit_reason"] = "its table of positions"
@@ -114,15 +112,18 @@ def test_tables_have_lengths_and_losses() -> None:
 
 def lines_of(axes: Axes) -> dict[str, Any]:
     """The lines of models, and of the gain that RECL needs, by name."""
-    bars: list[Any] = axes.containers
+    bars = axes.containers
     lines = {str(bar.get_label()).removesuffix(" (zero)"): bar.lines[0] for bar in bars}
-    return {**lines, **{str(line.get_label()): line for line in axes.get_lines()}}
+    return {
+        **lines,
+        **{str(line.get_label()): line for line in axes.get_lines()},
+    }
 
 
 def test_figures_show_the_values_and_a_model_has_one_colour(
-    drawn: Figures,
-    tmp_path: Path,
-) -> None:
+    drawn,
+    tmp_path,
+):
     found = results()
     draw_figures(found, tmp_path)
     axes = {name: figure.axes[0] for name, figure in drawn.items() if name.endswith(".png")}

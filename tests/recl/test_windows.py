@@ -31,7 +31,7 @@ POSITIONS = np.linspace(
 ).astype(int)
 TRAINED = 6
 GRID = [1, 2, TRAINED, 8, 13, 40]
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "relative": {"encoding": "relative", "mem_len": 4, "same_length": True},
     "zeros": {"encoding": "relative", "mem_len": 5, "memory_start": "zeros", "cutoffs": (3, 7)},
     "clamped": {"encoding": "relative", "mem_len": 4, "clamp_len": 3},
@@ -89,7 +89,7 @@ def alone(kind: str, model: Any, window: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("kind", MODELS)
 @torch.no_grad()
-def test_windows_hold_exactly_c_tokens(kind: str) -> None:
+def test_windows_hold_exactly_c_tokens(kind):
     """In batches of windows, in one pass or not, with the model's modes as before."""
     model = model_of(kind).train()
     reader = window_reader(model, TRAINED)
@@ -108,7 +108,7 @@ def test_windows_hold_exactly_c_tokens(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["relative", "rope", "lstm", "qrnn", "documents"])
-def test_long_windows_are_read_in_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_windows_are_read_in_chunks(kind, monkeypatch):
     tokens = TOKENS.astype(np.int64)
     if kind == "documents":
         tokens[[0, 60, 64, 120, 185]] ^= -1  # marks
@@ -121,7 +121,7 @@ def test_long_windows_are_read_in_chunks(kind: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("kind", ["relative", "lstm", "absolute", "absolute memory"])
-def test_a_window_begins_no_earlier_than_its_document(kind: str) -> None:
+def test_a_window_begins_no_earlier_than_its_document(kind):
     reader = window_reader(model_of(kind), TRAINED)
     positions = np.array([40, 41, 50, 51, 60, 120])
     lengths = np.array([1, 1, 10, 11, 2, 30])  # tokens of the document before each
@@ -133,15 +133,20 @@ def test_a_window_begins_no_earlier_than_its_document(kind: str) -> None:
             assert losses_CP[c, p] == pytest.approx(shorter.item(), abs=1e-10)
 
 
-def test_a_limit_off_the_grid_is_read_with_exactly_so_many_tokens() -> None:
+def test_a_limit_off_the_grid_is_read_with_exactly_so_many_tokens():
     model = tiny_model(encoding="relative", mem_len=0)
     limited = WindowReader(model, limit=10, one_pass=True)
     losses = window_losses(limited, TOKENS, POSITIONS, [4, 8, 12, 16])
-    expected = window_losses(WindowReader(model), TOKENS, POSITIONS, [4, 8, 10, 10])
+    expected = window_losses(
+        WindowReader(model),
+        TOKENS,
+        POSITIONS,
+        [4, 8, 10, 10],
+    )
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-12)
 
 
-def test_impossible_windows_are_refused() -> None:
+def test_impossible_windows_are_refused():
     with pytest.raises(OptionError, match="trained_len=None"):
         window_reader(model_of("absolute"))
 
@@ -162,7 +167,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process alone is in /proc")
-def test_the_memory_of_a_long_window_is_bounded() -> None:
+def test_the_memory_of_a_long_window_is_bounded():
     """A window of 8,192 tokens whose scores were held at once would need 1 GiB for one matrix of the four heads."""
     command = [sys.executable, "-c", MEASURED.format(n=8192)]
     peak = subprocess.check_output(command, timeout=300, text=True)

@@ -45,7 +45,7 @@ def model_of(model_type: str, **options: Any) -> Any:
 
     config_class = type(transformers.CONFIG_MAPPING[model_type]().get_text_config())
     known = config_class().to_dict()
-    sizes: dict[str, Any] = {}
+    sizes = {}
     for size, names in SIZES.items():
         for name in names.split():
             if name in known or name in config_class.attribute_map:
@@ -106,5 +106,8 @@ def fresh_loss(model: Any, tokens: np.ndarray, context: int, place: int) -> floa
     window = torch.from_numpy(tokens[place - context : place + 1])[None]
     with torch.no_grad():
         fresh = copy.deepcopy(model)
-        losses, _ = fresh.score(window[:, :-1], window[:, -1:])
+        losses, _ = fresh.score(
+            window[:, :-1],
+            window[:, -1:],
+        )
     return float(losses)

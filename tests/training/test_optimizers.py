@@ -60,8 +60,8 @@ MODELS = {
 }
 
 
-def test_the_cosine_and_the_constant() -> None:
-    def rates(*steps: int, max_steps: int = 100, **options: object) -> list[float]:
+def test_the_cosine_and_the_constant():
+    def rates(*steps, max_steps=100, **options):
         return [learning_rate(replace(ADAM, **options), step, max_steps) for step in steps]
 
     eased = 0.2 * (1 + math.cos(math.pi * 0.1))
@@ -81,7 +81,7 @@ def draw_gradients(model: torch.nn.Module, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_equals_torchs_muon_on_each_matrix_and_adams_on_the_rest(name: str) -> None:
+def test_a_step_equals_torchs_muon_on_each_matrix_and_adams_on_the_rest(name):
     torch.manual_seed(0)
     model = MODELS[name]()
     draw_gradients(model, seed=1)
@@ -90,14 +90,21 @@ def test_a_step_equals_torchs_muon_on_each_matrix_and_adams_on_the_rest(name: st
         parts = []
         n = 1
         if is_matrix(parameter_name, parameter):
-            n = STACKED.get(parameter_name.split(".", 2)[2].removesuffix(".weight"), 1)
+            n = STACKED.get(
+                parameter_name.split(".", 2)[2].removesuffix(".weight"),
+                1,
+            )
             if name == "terms ac" and n == 3:
                 n = 2  # no queries
         for part, gradient in zip(parameter.chunk(n), parameter.grad.chunk(n), strict=True):
             alone = torch.nn.Parameter(part.detach().clone())
             alone.grad = gradient.clone()
             parts.append(alone)
-        torch_optimizer = torch.optim.AdamW(parts, lr=0.02, weight_decay=0.1)
+        torch_optimizer = torch.optim.AdamW(
+            parts,
+            lr=0.02,
+            weight_decay=0.1,
+        )
         if is_matrix(parameter_name, parameter):
             how = {"adjust_lr_fn": "match_rms_adamw"}
             torch_optimizer = torch.optim.Muon(
@@ -120,7 +127,7 @@ def is_matrix(name: str, parameter: torch.Tensor) -> bool:
     return name.startswith("layers.") and parameter.ndim == 2
 
 
-def test_its_iteration_in_float32_is_that_of_float64() -> None:
+def test_its_iteration_in_float32_is_that_of_float64():
     """Newton and Schulz's iteration as published, in float64; bfloat16 is a hundred times as far from it."""
     torch.manual_seed(5)
     gradient = torch.randn(12, 20) * torch.logspace(-3, 0, 20)
@@ -136,7 +143,7 @@ def test_its_iteration_in_float32_is_that_of_float64() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("where", ["matrices", "all"])
-def test_weight_decay_is_of_the_matrices_alone_unless_asked(name: str, where: str) -> None:
+def test_weight_decay_is_of_the_matrices_alone_unless_asked(name, where):
     model = MODELS["txl"]()
     config = OptimizerConfig(
         name=name,

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from txl_lightning.training.run import train
 
 M, STEPS, TOKENS = 12, 40, 32  # memory, steps, tokens of a step
 LR, MIN_LR, WARMUP = 0.01, 0.002, 10
-EVALUATION: dict[str, Any] = {
+EVALUATION = {
     "mem_len": 16,
     "ext_len": 2,
     "same_length": True,
@@ -121,12 +120,12 @@ def naive_loss(checkpoint: Path, tokens: np.ndarray, n_segments: int) -> dict[st
     }
 
 
-def test_metrics_json(recorded: Recorded) -> None:
+def test_metrics_json(recorded):
     metrics = recorded.metrics
     assert json.loads((recorded.run / "metrics.json").read_text()) == metrics
     best = recorded.run / "checkpoints/best.ckpt"
     corpus = load_corpus(recorded.config.data)
-    expected: dict[str, Any] = {
+    expected = {
         "steps": STEPS,
         "tokens": STEPS * TOKENS,
         "seconds": 2.0 * STEPS + 2 * 100,  # up to the end of training
@@ -152,7 +151,7 @@ def test_metrics_json(recorded: Recorded) -> None:
     assert metrics == expected
 
 
-def test_validation_jsonl(recorded: Recorded) -> None:
+def test_validation_jsonl(recorded):
     lines = (recorded.run / "validation.jsonl").read_text().splitlines()
     first, last = (json.loads(line) for line in lines)
     corpus = load_corpus(recorded.config.data)
@@ -161,17 +160,19 @@ def test_validation_jsonl(recorded: Recorded) -> None:
         corpus.splits["valid"],
         3,
     )
-    expected: dict[str, Any] = {
-        f"val/{unit}": pytest.approx(value, rel=1e-5) for unit, value in losses.items()
+    expected = {f"val/{unit}": pytest.approx(value, rel=1e-5) for unit, value in losses.items()}
+    expected |= {
+        "steps": STEPS,
+        "tokens": STEPS * TOKENS,
+        "seconds": 280.0,
     }
-    expected |= {"steps": STEPS, "tokens": STEPS * TOKENS, "seconds": 280.0}
     assert last == expected
     assert (first["steps"], first["seconds"]) == (20, 140.0)
     assert recorded.curve("val/nll") == {20: first["val/nll"], STEPS: last["val/nll"]}
     assert recorded.curve("test/nll") == pytest.approx({STEPS: recorded.metrics["test/nll"]})
 
 
-def test_curves_of_training(recorded: Recorded) -> None:
+def test_curves_of_training(recorded):
     """Time of validation is not part of tokens/s."""
     before = 0
     for step in (7, 14, 21, 28, 35, 40):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -14,24 +13,30 @@ from txl_lightning.evaluation.trained import read_file
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 
+ONE_PROCESS = [
+    (11, KILL),
+    (30, TERM),
+    (56, TERM),
+    (61, KILL),
+]  # 30 validates, 56 ends an epoch
+TWO_RANKS = [
+    (27, KILL),
+    (33, INT),
+    (56, TERM),
+]
+
+
 @pytest.mark.parametrize(
-    ("devices", "events"),
-    [
-        (1, [(11, KILL), (30, TERM), (56, TERM), (61, KILL)]),  # 30 validates, 56 ends an epoch
-        pytest.param(2, [(27, KILL), (33, INT), (56, TERM)], marks=pytest.mark.full),
-    ],
+    ("devices", "events"), [(1, ONE_PROCESS), pytest.param(2, TWO_RANKS, marks=pytest.mark.full)]
 )
-def test_signals_and_kills_change_no_bit(
-    tmp_path: Path, devices: int, events: list[tuple[int, signal.Signals]]
-) -> None:
+def test_signals_and_kills_change_no_bit(tmp_path, devices, events):
     whole = tmp_path / "whole"
     whole.mkdir()
     options = (*OPTIONS, f"trainer.devices={devices}")
     for i, (at, number) in enumerate(events):
         done = start(tmp_path, *options, at=at, signal=number, rank=i % devices).finish()
-        if number == KILL:
-            assert done.returncode != 0
-        else:
+        assert done.returncode != 0 or number != KILL
+        if number != KILL:
             assert f"stopped by {number.name} after step {at}" in done.stdout, done.stderr
             assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == at
         assert not (tmp_path / "run/metrics.json").exists()
@@ -40,11 +45,15 @@ def test_signals_and_kills_change_no_bit(
     assert differences(whole / "run", tmp_path / "run") == []
 
 
-MARKS = {"two ranks": pytest.mark.slow}
+FULL = [pytest.param(arm, marks=pytest.mark.full) for arm in ARMS if arm != "two ranks"]
 
 
 @pytest.mark.parametrize(
-    "arm", [pytest.param(arm, marks=MARKS.get(arm, pytest.mark.full)) for arm in ARMS]
+    "arm",
+    [
+        pytest.param("two ranks", marks=pytest.mark.slow),
+        *FULL,
+    ],
 )
-def test_kills_change_no_bit(tmp_path: Path, arm: str) -> None:
+def test_kills_change_no_bit(tmp_path, arm):
     assert kill_and_compare(tmp_path, arm, n_kills=2)

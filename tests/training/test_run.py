@@ -1,7 +1,5 @@
 """A whole run: its files, its logs, resuming it, and that it learns."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.training.small_run import patch_module, tiny_config, train_tiny, trained
@@ -10,10 +8,8 @@ from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.training.run import make_data, train
 
 
-def test_a_seed_repeats_a_run_however_often_validated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    losses: list[float] = []
+def test_a_seed_repeats_a_run_however_often_validated(tmp_path, monkeypatch):
+    losses = []
     patch_module(
         monkeypatch, "training_step", after=lambda module: losses.append(float(module.loss))
     )
@@ -32,8 +28,8 @@ def test_a_seed_repeats_a_run_however_often_validated(
 
 
 def test_training_begins_where_its_seed_says_and_evaluation_at_the_first_token(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     firsts = []
     for words in ("seed=1", "data.random_start=true seed=1", "data.random_start=true seed=2"):
         data = make_data(tiny_config(tmp_path, *words.split()))
@@ -43,7 +39,7 @@ def test_training_begins_where_its_seed_says_and_evaluation_at_the_first_token(
     assert len(set(firsts)) == 3
 
 
-def test_another_text_of_the_same_bytes_is_refused(tmp_path: Path) -> None:
+def test_another_text_of_the_same_bytes_is_refused(tmp_path):
     config = tiny_config(
         tmp_path, f"resume={trained() / 'run/checkpoints/last.ckpt'}", "trainer.max_steps=20"
     )
@@ -68,7 +64,7 @@ ARMS = [
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> None:
+def test_every_arm_trains_is_resumed_and_loaded(arm, tmp_path):
     options = (*arm.split(), "trainer.val_every_n_steps=30", "trainer.max_steps=10")
     first = train_tiny(tmp_path, *options, name="first")
     resume = f"resume={tmp_path / 'first/checkpoints/last.ckpt'}"
@@ -89,7 +85,7 @@ def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> Non
 DIVERGED = r"val/(ppl|nll)=(inf|nan) after 2 steps: training diverged; lower optimizer.lr"
 
 
-def test_a_run_that_diverged_ends_with_one_clear_line(tmp_path: Path) -> None:
+def test_a_run_that_diverged_ends_with_one_clear_line(tmp_path):
     steps = ("trainer.max_steps=2", "trainer.val_every_n_steps=2", "data.level=word")
     with pytest.raises(UserError, match=f"^{DIVERGED}"):
         train_tiny(tmp_path, "optimizer.lr=1e4", *steps)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from tests.fixtures import Output, Patch
 from tests.training.small_run import patch_module, tiny_config, train_tiny, trained, with_losses
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.trained import read_file
 from txl_lightning.training.checkpoints import DurableCheckpointIO, RunCheckpoint
-from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
 VARYING = {"seconds": 0, "peak_memory_bytes": 0}  # by run
@@ -30,16 +27,20 @@ def steps(directory: Path) -> dict[str, int]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Copy a run of 12 steps, validated after 5, 10 and 12."""
-    shutil.copytree(trained(*OPTIONS), tmp_path, dirs_exist_ok=True)
+    shutil.copytree(
+        trained(*OPTIONS),
+        tmp_path,
+        dirs_exist_ok=True,
+    )
     return tmp_path / "run"
 
 
-def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path) -> None:
+def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path):
     name = "save_checkpoint"
     save = DurableCheckpointIO.save_checkpoint
     with patch.object(DurableCheckpointIO, name, autospec=True, side_effect=save) as saved:
         train_tiny(tmp_path, *OPTIONS, "trainer.max_steps=13")
-    written: dict[str, list[int]] = {
+    written = {
         "last.ckpt": [],
         "best.ckpt": [],
     }
@@ -49,8 +50,8 @@ def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path) -> Non
 
 
 def test_auto_resumes_from_the_previous_checkpoint_if_the_last_is_damaged(
-    tmp_path: Path, capsys: Output, monkeypatch: Patch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     run = tmp_path / "run"
     last = run / "checkpoints/last.ckpt"
     with_losses(monkeypatch, {12: 99.0})
@@ -81,7 +82,7 @@ DAMAGED = f"no checkpoint of its run can be read: {ANOTHER}"
         ("damaged", "resume=auto", DAMAGED),
     ],
 )
-def test_a_run_is_never_replaced(run: Path, state: str, words: str, message: str) -> None:
+def test_a_run_is_never_replaced(run, state, words, message):
     if state == "unfinished":
         (run / "metrics.json").unlink()
     for path in (run / "checkpoints").glob("*.ckpt"):
@@ -90,8 +91,14 @@ def test_a_run_is_never_replaced(run: Path, state: str, words: str, message: str
         if state == "damaged":
             path.write_bytes(path.read_bytes()[:-1])
     before = contents_of(run)
-    with pytest.raises(OptionError, match=f"^hydra.run.dir={run}: {message}$"):
-        train(tiny_config(run.parent, *OPTIONS, words), run)
+    with pytest.raises(
+        OptionError,
+        match=f"^hydra.run.dir={run}: {message}$",
+    ):
+        train(
+            tiny_config(run.parent, *OPTIONS, words),
+            run,
+        )
     assert contents_of(run) == before
 
 
@@ -99,7 +106,7 @@ def contents_of(run: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def test_auto_begins_or_evaluates_a_finished_run_again(tmp_path: Path, capsys: Output) -> None:
+def test_auto_begins_or_evaluates_a_finished_run_again(tmp_path, capsys):
     results = []
     nothing = "12 of 5 steps are done, the run is evaluated again"
     for n_steps, said in ((12, "no checkpoint in"), (12, "resuming from"), (5, nothing)):
@@ -117,7 +124,7 @@ def test_auto_begins_or_evaluates_a_finished_run_again(tmp_path: Path, capsys: O
     assert results[0]["tokens"] == 12 * 32
 
 
-def test_a_run_in_a_folder_that_moved_knows_its_best(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_in_a_folder_that_moved_knows_its_best(tmp_path, monkeypatch):
     with_losses(monkeypatch, {12: 99.0, 13: 99.0})
     train_tiny(tmp_path, *OPTIONS, name="a")
     (tmp_path / "a").rename(tmp_path / "b")
@@ -125,13 +132,11 @@ def test_a_run_in_a_folder_that_moved_knows_its_best(tmp_path: Path, monkeypatch
     assert train(more, tmp_path / "b")["weights_step"] == 10
 
 
-def test_a_kill_between_the_best_and_the_last_loses_nothing(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_kill_between_the_best_and_the_last_loses_nothing(tmp_path, monkeypatch):
     with_losses(monkeypatch, {10: 99.0, 12: 99.0})
     whole = train_tiny(tmp_path, *OPTIONS, name="whole")
 
-    def killed(self: RunCheckpoint, trainer: Any) -> None:
+    def killed(self, trainer):
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patched:
@@ -144,7 +149,7 @@ def test_a_kill_between_the_best_and_the_last_loses_nothing(
     assert {**again, **VARYING} == {**whole, **VARYING}
 
 
-def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_validation_that_was_cut_short_is_made(tmp_path, monkeypatch):
     """A checkpoint is due at the same step: it is not saved before the validation.
 
     The memory of two groups of streams goes on in the middle of documents.
@@ -161,7 +166,7 @@ def test_a_validation_that_was_cut_short_is_made(tmp_path: Path, monkeypatch: Pa
     )
     whole = train_tiny(tmp_path, *options, name="whole")
 
-    def breaks(module: LanguageModelModule) -> None:
+    def breaks(module):
         if module.trainer.global_step == 12:
             raise RuntimeError("something broke")
 

@@ -1,20 +1,16 @@
 """A long run needs no more memory at its end than near its beginning."""
 
-from pathlib import Path
-
 import psutil
 import pytest
 
-from tests.fixtures import Patch
 from tests.training.small_run import patch_module, train_tiny
-from txl_lightning.training.module import LanguageModelModule
 
 
 @pytest.mark.full
-def test_resident_memory_does_not_grow(tmp_path: Path, monkeypatch: Patch) -> None:
-    resident: list[int] = []  # every 50 steps
+def test_resident_memory_does_not_grow(tmp_path, monkeypatch):
+    resident = []  # every 50 steps
 
-    def note(module: LanguageModelModule) -> None:
+    def note(module):
         if module.trainer.global_step % 50 == 10:
             resident.append(psutil.Process().memory_info().rss)
 

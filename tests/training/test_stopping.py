@@ -17,11 +17,10 @@ from tests.training.recorded_run import start
 from tests.training.small_run import TINY, patch_module, poison, tiny_config, train_tiny
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.evaluation.trained import read_file
-from txl_lightning.training.module import LanguageModelModule
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_what_is_not_finite_ends_a_run(tmp_path: Path, monkeypatch: Patch, what: str) -> None:
+def test_what_is_not_finite_ends_a_run(tmp_path, monkeypatch, what):
     """Saved are only steps before it."""
     poison(monkeypatch, {9}, what)
     options = (
@@ -47,7 +46,7 @@ def to_continue(directory: Path) -> str:
 def send(monkeypatch: Patch, number: signal.Signals, *pauses: float) -> None:
     """Let the process get a signal in step 7, again after each pause."""
 
-    def kill(module: LanguageModelModule) -> None:
+    def kill(module):
         if module.trainer.global_step == 6:
             for pause in (0.0, *pauses):
                 time.sleep(pause)
@@ -56,9 +55,7 @@ def send(monkeypatch: Patch, number: signal.Signals, *pauses: float) -> None:
     patch_module(monkeypatch, "training_step", before=kill)
 
 
-def test_a_signal_saves_and_stops_and_gives_the_handlers_back(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path, monkeypatch):
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     send(monkeypatch, signal.SIGTERM)
     words = rf"stopped by SIGTERM after step 7{to_continue(tmp_path)}$"
@@ -72,8 +69,8 @@ def test_a_signal_saves_and_stops_and_gives_the_handlers_back(
 
 
 @pytest.mark.slow
-def test_a_run_stopped_after_its_last_step_continues(tmp_path: Path, monkeypatch: Patch) -> None:
-    text = tiny_config(tmp_path).data.path  # type: ignore[attr-defined]
+def test_a_run_stopped_after_its_last_step_continues(tmp_path, monkeypatch):
+    text = tiny_config(tmp_path).data.path
     words = [
         *TINY,
         f"data.path={text}",
@@ -90,7 +87,7 @@ def test_a_run_stopped_after_its_last_step_continues(tmp_path: Path, monkeypatch
     assert len(list(tmp_path.glob("outputs/*/*/metrics.json"))) == 1
 
 
-def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path, monkeypatch):
     send(monkeypatch, signal.SIGHUP)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the suite itself may run under nohup
     try:
@@ -102,29 +99,35 @@ def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_final_test_stops_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_final_test_stops_at_once(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch_module(
             patch,
             "test_step",
             before=lambda module: os.kill(os.getpid(), signal.SIGTERM),
         )
-        with pytest.raises(Stopped, match=f"stopped by SIGTERM{to_continue(tmp_path)}$"):
+        with pytest.raises(
+            Stopped,
+            match=f"stopped by SIGTERM{to_continue(tmp_path)}$",
+        ):
             train_tiny(tmp_path)
     assert not (tmp_path / "run/metrics.json").exists()
     assert train_tiny(tmp_path, "resume=auto")["steps"] == 12
 
 
-def test_a_second_control_c_does_not_wait(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_second_control_c_does_not_wait(tmp_path, monkeypatch):
     send(monkeypatch, signal.SIGINT, 0.0, 1.2)  # within a second it counts as the same Ctrl-C
-    with pytest.raises(Stopped, match=rf"stopped by SIGINT{to_continue(tmp_path)}$"):
+    with pytest.raises(
+        Stopped,
+        match=rf"stopped by SIGINT{to_continue(tmp_path)}$",
+    ):
         train_tiny(tmp_path)
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 5
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["killed", "broken"])
-def test_a_rank_that_dies_stops_the_others_and_is_named(tmp_path: Path, how: str) -> None:
+def test_a_rank_that_dies_stops_the_others_and_is_named(tmp_path, how):
     event = {"at": 20, "rank": 1}
     said = ["rank 1 was killed by SIGKILL; the other ranks were stopped"]
     if how == "killed":

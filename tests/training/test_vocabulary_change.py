@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fixtures import Output
 from tests.training.small_run import evaluated, tiny_config, train_tiny
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.trained import checkpoint_corpus, load_trained, write_checkpoint
@@ -18,7 +17,7 @@ NEW_TEXT = "".join(f"verse {i}: the circle of {i} is zero Ü\n" for i in range(6
 @pytest.mark.parametrize(
     "options", ["data.level=word", "data.level=char", "data.level=bpe data.vocab_size=270"]
 )
-def test_a_vocabulary_is_kept(tmp_path: Path, capsys: Output, options: str) -> None:
+def test_a_vocabulary_is_kept(tmp_path, capsys, options):
     """The run is evaluated and resumed with it."""
     steps = (*options.split(), "trainer.val_every_n_steps=3", "trainer.val_max_segments=null")
     path, tuning = first_run(tmp_path, *steps, "trainer.max_steps=3")
@@ -44,13 +43,23 @@ def test_a_vocabulary_is_kept(tmp_path: Path, capsys: Output, options: str) -> N
     else:
         expected = [symbol if symbol in before.numbers else "<unk>" for symbol in symbols]
         assert [before.symbols[token] for token in tokens] == expected
-    found = evaluated(run / "checkpoints/best.ckpt", tmp_path, splits=["valid"])
+    found = evaluated(
+        run / "checkpoints/best.ckpt",
+        tmp_path,
+        splits=["valid"],
+    )
     assert found["valid"]["nll"] == pytest.approx(metrics["val/nll"], rel=1e-6)
-    more = tiny_config(tmp_path, *steps, tuning[0], "trainer.max_steps=4", "resume=auto")
+    more = tiny_config(
+        tmp_path,
+        *steps,
+        tuning[0],
+        "trainer.max_steps=4",
+        "resume=auto",
+    )
     assert train(more, run)["steps"] == 4
 
 
-def test_a_character_without_unk_and_another_level_are_refused(tmp_path: Path) -> None:
+def test_a_character_without_unk_and_another_level_are_refused(tmp_path):
     level = "data.level=char"
     path, tuning = first_run(tmp_path, level, "trainer.max_steps=1")
     contents = torch.load(path, weights_only=True)

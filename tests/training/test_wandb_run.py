@@ -6,12 +6,10 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from tests.fixtures import Patch
 from tests.in_process import success
 from tests.training.recorded_run import start
 from tests.training.small_run import tiny_config, train_tiny
@@ -65,7 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_it_is_named_grouped_and_tagged_and_has_its_config_and_code(run: Path) -> None:
+def test_it_is_named_grouped_and_tagged_and_has_its_config_and_code(run):
     shown = summary(run)
     assert (shown["project"], shown["state"]) == ("txl_lightning", "finished")
     assert shown["name"] == "relative, recurrence, full loss; memory 8, segment 8, lr 0.004, seed 1"
@@ -88,7 +86,7 @@ def test_it_is_named_grouped_and_tagged_and_has_its_config_and_code(run: Path) -
     assert first_line == f"# txl_lightning {version['version']}, commit {commit}"
 
 
-def test_every_curve_is_over_tokens(run: Path) -> None:
+def test_every_curve_is_over_tokens(run):
     axes = {}
     for record in records(run):
         if record["type"] == "metric":
@@ -104,19 +102,25 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
         assert [row[panel] for row in history(run, panel)] == pytest.approx(expected)
 
 
-def test_the_figure_of_the_context_curves_is_logged(run: Path) -> None:
+def test_the_figure_of_the_context_curves_is_logged(run):
     (figure,) = run.parent.glob("files/media/images/context_curve_*")
     assert figure.suffix == ".png"
 
 
-def test_txl_recl_says_how_to_upload_its_run(run: Path, tmp_path: Path) -> None:
+def test_txl_recl_says_how_to_upload_its_run(run, tmp_path):
     best = run.parents[2] / "checkpoints/best.ckpt"
     words = ("first_context=4", "step=4", "max_context=8", "n_positions=20", "bootstrap=0")
-    done = success("recl", f"checkpoints=[{best}]", "logger=wandb", *words, directory=tmp_path)
+    done = success(
+        "recl",
+        f"checkpoints=[{best}]",
+        "logger=wandb",
+        *words,
+        directory=tmp_path,
+    )
     assert TO_UPLOAD in done.err
 
 
-def test_best_values_and_metrics_json_are_summaries(run: Path) -> None:
+def test_best_values_and_metrics_json_are_summaries(run):
     values = summary(run)["summary"]
     metrics = json.loads((run.parents[2] / "metrics.json").read_text())
     for name in ("val/nll", "val/bpb"):
@@ -126,34 +130,39 @@ def test_best_values_and_metrics_json_are_summaries(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("earlier", "now", "run_id"),
-    [("online", "online", "abc"), ("online", "offline", None), ("offline", "online", None)],
+    [
+        ("online", "online", "abc"),
+        ("online", "offline", None),
+        ("offline", "online", None),
+    ],
 )
-def test_only_an_online_run_continues(
-    tmp_path: Path, monkeypatch: Patch, earlier: str, now: str, run_id: str | None
-) -> None:
+def test_only_an_online_run_continues(tmp_path, monkeypatch, earlier, now, run_id):
     """An offline id that was synced later would be replaced, not continued."""
     start = Mock()
     monkeypatch.setattr(wandb_panels, "start_run", start)
     before = tiny_config(tmp_path, "logger=wandb", f"logger.mode={earlier}")
-    resumed: Any = SimpleNamespace(config=before, record={"wandb_id": "abc"})
+    resumed = SimpleNamespace(config=before, record={"wandb_id": "abc"})
     config = tiny_config(tmp_path, "logger=wandb", f"logger.mode={now}")
     with suppress(TypeError):  # Lightning wants a run of W&B
         start_wandb(config, tmp_path, 1, resumed)
     assert start.call_args.kwargs["run_id"] == run_id
 
 
-def test_online_without_a_key_is_refused_in_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_online_without_a_key_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # no netrc
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     with pytest.raises(OptionError, match=r"^logger.mode=online: Weights & Biases says: .*key.*$"):
         train_tiny(tmp_path, "logger=wandb", "logger.mode=online")
 
 
-@pytest.mark.parametrize(("devices", "number", "exit_code"), [(2, signal.SIGTERM, 143), (1, 0, 1)])
+@pytest.mark.parametrize(
+    ("devices", "number", "exit_code"),
+    [(2, signal.SIGTERM, 143), (1, 0, 1)],
+)
 @pytest.mark.slow
 def test_a_run_that_is_stopped_or_fails_in_a_child_process_is_complete(
-    tmp_path: Path, devices: int, number: int, exit_code: int
-) -> None:
+    tmp_path, devices, number, exit_code
+):
     """A child of multiprocessing leaves without W&B's own end of a run."""
     event = {"at": 7, "rank": 0}
     if number:

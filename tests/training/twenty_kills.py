@@ -61,13 +61,8 @@ def kill_and_compare(folder: Path, arm: str, n_kills: int) -> bool:
         directory.mkdir(parents=True)
     start(whole, *options).succeed()
     n_ranks = 2 if arm == "two ranks" else 1
-    steps = sorted(
-        random.Random(arm).sample(
-            range(2, STEPS),
-            n_kills,
-        )
-    )
-    for i, step in enumerate(steps):
+    steps = random.Random(arm).sample(range(2, STEPS), n_kills)
+    for i, step in enumerate(sorted(steps)):
         rank = i % n_ranks
         done = start(killed, *options, at=step, signal=signal.SIGKILL, rank=rank).finish()
         is_killed = done.returncode != 0 and not (killed / "run/metrics.json").exists()
@@ -96,10 +91,12 @@ def differences(whole: Path, interrupted: Path) -> list[str]:
 def outcome(run: Path) -> dict[str, Any]:
     """Return everything of a run that must not depend on interruptions."""
     last = run / "checkpoints/last.ckpt"
-    lines = (run / "validation.jsonl").read_text().splitlines()
-    rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    rows += logged_rows(run / "csv")
-    rows.append(json.loads((run / "metrics.json").read_text()))
+    rows = [
+        json.loads((run / "metrics.json").read_text()),
+        *logged_rows(run / "csv"),
+    ]
+    for line in (run / "validation.jsonl").read_text().splitlines():
+        rows.append(json.loads(line))
     for row in rows:
         for name in VARYING:
             row.pop(name, None)
@@ -127,7 +124,11 @@ def main() -> None:
     n_equal = 0
     for arm, (_, kills) in ARMS.items():
         n_kills += kills
-        n_equal += kill_and_compare(folder / arm.replace(" ", "_"), arm, kills)
+        n_equal += kill_and_compare(
+            folder / arm.replace(" ", "_"),
+            arm,
+            kills,
+        )
     print(f"{n_kills} kills, {n_equal} of {len(ARMS)} arms equal to the bit")
     sys.exit(n_equal != len(ARMS))
 

@@ -21,11 +21,14 @@ from txl_lightning.training.run import train
 def test_a_variant_is_one_file(tmp_path, monkeypatch):
     (code,) = (code for code in blocks(ROOT / "docs/house.md", "python") if "ToyConfig" in code)
     (tmp_path / "toy.py").write_text(code)
-    monkeypatch.setenv("TXL_GUESTS", str(tmp_path / "toy.py"))
+    monkeypatch.setenv(
+        "TXL_GUESTS",
+        str(tmp_path / "toy.py"),
+    )
     config = tiny_config(tmp_path)
     config.variant = {"name": "toy", "factor": 0.5}
     train(config, tmp_path / "run")
-    model: Any = load_trained(tmp_path / "run/checkpoints/best.ckpt").model.eval()
+    model = load_trained(tmp_path / "run/checkpoints/best.ckpt").model.eval()
     assert (type(model).__name__, model.config.factor) == ("ToyTransformerXL", 0.5)
     tokens = torch.arange(6).view(1, 6) % model.config.vocab_size
     found = model.score(tokens, tokens)[0]

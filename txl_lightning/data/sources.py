@@ -155,9 +155,7 @@ class Source:
     checksum: str | None = None
 
 
-CORPORA: Guests[Callable[[Any], Source]] = Guests(
-    "data", "txl_lightning.data.corpus", "txl_lightning.data.{}"
-)
+CORPORA: Guests[Callable[[Any], Source]] = Guests("data", "txl_lightning.data.corpus")
 LEVELS_OF: dict[str, tuple[str, ...]] = {}  # levels that every corpus has
 S = TypeVar("S", bound=Callable[[Any], Source])
 

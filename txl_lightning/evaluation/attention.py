@@ -26,14 +26,9 @@ from txl_lightning.evaluation.commands import (
     open_text,
     options_as_typed,
 )
-from txl_lightning.evaluation.losses import (
-    Array,
-    device_of,
-    with_progress,
-)
+from txl_lightning.evaluation.losses import Array, device_of, with_progress
 from txl_lightning.evaluation.options import AttentionOptions
 from txl_lightning.evaluation.protocol import Protocol, with_lengths
-from txl_lightning.evaluation.scores import describe, wrap
 from txl_lightning.evaluation.trained import TrainedModel
 from txl_lightning.files import write_atomically, write_json
 from txl_lightning.model.attention import Attention
@@ -43,7 +38,6 @@ from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
 
 MOST_TARGETS = 24  # in Figure 6
-ALL_TERMS = "all"
 
 
 @options_as_typed()
@@ -57,42 +51,33 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
     trained = open_checkpoint(options)
-    corpus, (split,) = open_text(
-        trained,
-        options,
-        options.split,
-        ["valid"],
-    )
+    corpus, (split,) = open_text(trained, options, options.split, ["valid"])
     protocol = protocol_of(trained, options, whole=split == WHOLE)
-    model = protocol.model()
     maps = attention_maps(
-        model,
-        protocol.streams(corpus, split),
-        protocol.evaluation.max_segments,
+        protocol.model(), protocol.streams(corpus, split), protocol.evaluation.max_segments
+    )
+    write_atomically(
+        directory / "attention.npz", lambda path: np.savez_compressed(path, **maps.by_distance)
     )
     heads = farthest_heads(maps.mean_distance_NH)
-    names = [f"{layer + 1}:{head + 1}" for layer, head in heads]
-    settings = protocol.settings()
+    averaged = f"average over {maps.queries:,} tokens of {corpus.name} ({split})"
+    write_figures(maps, corpus.vocabulary, heads, averaged, directory)
     results = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "corpus": corpus.facts(),
         "split": split,
-        "evaluation": settings,
+        "evaluation": protocol.settings(),
         "queries": maps.queries,
         "mean_distance": maps.mean_distance_NH.tolist(),
-        "text": {"position": maps.text.position, "heads": names},
+        "text": {
+            "position": maps.text.position,
+            "heads": [f"{layer + 1}:{head + 1}" for layer, head in heads],
+        },
     }
-    arrays: Any = maps.by_distance
-    write_atomically(
-        directory / "attention.npz",
-        lambda path: np.savez_compressed(path, **arrays),
-    )
     write_json(directory / "attention.json", results, allow_nan=False)
-    averaged = f"average over {maps.queries:,} tokens of {corpus.name} ({split})"
-    write_figures(maps, corpus.vocabulary, heads, averaged, directory)
     log_results("attention", results, options, directory)
-    return wrap(f"{averaged}; heads of text.svg: {', '.join(names)}; {describe(settings)}")
+    return [averaged]
 
 
 def protocol_of(trained: TrainedModel, options: AttentionOptions, whole: bool) -> Protocol:
@@ -106,34 +91,19 @@ def protocol_of(trained: TrainedModel, options: AttentionOptions, whole: bool) -
     allowed = f"is {trained.config.model.name}; must be a Transformer-XL whose keys are its tokens"
     require(fits, "checkpoint", options.checkpoint, allowed)
     protocol = with_lengths(trained, options, whole, ext_len=0)
-    mem_len = protocol.lengths.mem_len or 0
+    protocol = replace(protocol, clamped=True, cached=False)
+    mem_len = protocol.lengths.mem_len
     allowed = "must be >= 1: distances are counted back into the memory"
-    require(mem_len > 0, "mem_len", mem_len, allowed)
-    return replace(protocol, clamped=True, cached=False)
+    require(bool(mem_len), "mem_len", mem_len, allowed)
+    return protocol
 
 
 def farthest_heads(mean_distance_NH: Array) -> list[tuple[int, int]]:
     """Return layer and head with the largest mean distance in the first, the middle and the last layer."""
     last = len(mean_distance_NH) - 1
-    layers = sorted({0, last // 2, last})
-    return [(layer, int(mean_distance_NH[layer].argmax())) for layer in layers]
-
-
-class AttentionMaps(NamedTuple):
-    """Averages over queries, for N·H = R heads, layer by layer, and one piece of text.
-
-    Args:
-        by_distance: for `all` terms and each single term, [R, L]: share of attention at the distances 0, …, L - 1;
-            every row sums to 1.
-        mean_distance_NH: mean of Σ_j P_ij (i - j), in tokens, over all distances, also beyond L.
-        queries: queries in the average.
-        text: attention in the middle segment.
-    """
-
-    by_distance: dict[str, Array]
-    mean_distance_NH: Array
-    queries: int
-    text: TextAttention
+    return [
+        (layer, int(mean_distance_NH[layer].argmax())) for layer in sorted({0, last // 2, last})
+    ]
 
 
 class TextAttention(NamedTuple):
@@ -150,6 +120,23 @@ class TextAttention(NamedTuple):
     weights_NHQC: Array
     targets: NDArray[np.integer]
     context: NDArray[np.integer]
+
+
+class AttentionMaps(NamedTuple):
+    """Averages over queries, for N·H = R heads, layer by layer, and one piece of text.
+
+    Args:
+        by_distance: for `all` terms and each single term, [R, L]: share of attention at the distances 0, …, L - 1;
+            every row sums to 1.
+        mean_distance_NH: mean of Σ_j P_ij (i - j), in tokens, over these distances.
+        queries: queries in the average.
+        text: attention in the middle segment.
+    """
+
+    by_distance: dict[str, Any]
+    mean_distance_NH: Array
+    queries: int
+    text: TextAttention
 
 
 class AttentionInputs(NamedTuple):
@@ -181,39 +168,24 @@ def attention_inputs(
     return recorded, memory
 
 
-def sums_by_distance(
-    attention: Attention, inputs: AttentionInputs, counted_BT: Tensor, term: str
-) -> Tensor:
-    """Return sums over the counted queries by distance, [H, K], in float64; keys after a query have no weight."""
-    single = None if term == ALL_TERMS else term
-    weights_HBTK = attention.logits(
-        *inputs,
-        terms=single,
-    ).softmax(-1)
-    weights_HTK = (weights_HBTK * counted_BT[:, :, None]).sum(
-        dim=1,
-        dtype=torch.float64,
-    )
+def sums_by_distance(weights_HBTK: Tensor, counted_BT: Tensor, reach: int) -> Tensor:
+    """Return sums over the counted queries by distance 0, …, reach - 1, [H, reach], in float64."""
+    weights_HTK = (weights_HBTK * counted_BT[:, :, None]).sum(dim=1, dtype=torch.float64)
     H, T, K = weights_HTK.shape
     keys_K = torch.arange(K, device=weights_HTK.device)
-    distances_TK = (keys_K[K - T :, None] - keys_K).clamp(min=0)
-    sums_HK = weights_HTK.new_zeros(H, K)
-    return sums_HK.index_add_(1, distances_TK.flatten(), weights_HTK.flatten(1))
+    distances_TK = (keys_K[K - T :, None] - keys_K).clamp(
+        0, reach
+    )  # keys after a query have no weight
+    sums = weights_HTK.new_zeros(H, reach + 1)
+    return sums.index_add_(1, distances_TK.flatten(), weights_HTK.flatten(1))[:, :reach]
 
 
 def counted_queries(inputs: AttentionInputs, reach: int, n_before: int) -> Tensor:
     """Return which queries of a segment see `reach` tokens, [B or 1, T], after n_before tokens in the memory."""
     n_keys = (inputs.visible.mask_TK == 0).sum(dim=-1)  # documents hide keys
+    places_T = torch.arange(n_keys.shape[-1], device=n_keys.device)
     # A memory of zeros has keys that are no tokens.
-    n_tokens_T = (
-        n_before
-        + 1
-        + torch.arange(
-            n_keys.shape[-1],
-            device=n_keys.device,
-        )
-    )
-    return torch.minimum(n_keys, n_tokens_T) >= reach
+    return torch.minimum(n_keys, n_before + 1 + places_T) >= reach
 
 
 @torch.no_grad()
@@ -224,7 +196,7 @@ def attention_maps(
 
     Averaged are the queries that see all L distances: L = M + 1, or with `same_length` M (with `extra_key` M + 1).
     The piece of text has 24 targets, or a shorter segment's.
-    Takes O(N·H·(M + T)) float64 numbers besides one batch.
+    Takes O(N·H·L) float64 numbers besides one batch.
 
     Args:
         model: model with a memory and without extended context, in evaluation mode.
@@ -235,59 +207,45 @@ def attention_maps(
         OptionError: the streams are too short: no query sees L keys.
     """
     config = model.config
-    device = device_of(model)
     reach = config.attention_len or config.mem_len + 1
-    terms = [
-        ALL_TERMS,
-        *(term for term in SCORES if term in config.active_terms),
-    ]
-    shape = (len(terms), config.n_layer, config.n_head, config.mem_len + streams.segment_len)
-    sums = torch.zeros(shape, dtype=torch.float64, device=device)
+    terms = [term for term in SCORES if term in config.active_terms]
+    device = device_of(model)
+    shape = (1 + len(terms), config.n_layer, config.n_head, reach)
+    sums_PNHL = torch.zeros(shape, dtype=torch.float64, device=device)
     n_queries = 0
     memory = None
     n_segments = min(len(streams), max_segments or len(streams))
     for index in with_progress(range(n_segments), n_segments, "attention"):
-        n_before = index * streams.segment_len
-        tokens_BT = streams[index].tokens.to(device)
-        recorded, memory = attention_inputs(model, tokens_BT, memory)
+        n_before = min(index * streams.segment_len, config.mem_len)
+        recorded, memory = attention_inputs(model, streams[index].tokens.to(device), memory)
         if index == n_segments // 2:
             text = text_attention(recorded, streams, index)
         for layer, (attention, inputs) in enumerate(recorded):
-            counted_BT = counted_queries(inputs, reach, min(n_before, config.mem_len))
-            counted_BT = counted_BT.expand(len(tokens_BT), -1)
-            for place, term in enumerate(terms):
-                sums_HK = sums_by_distance(attention, inputs, counted_BT, term)
-                sums[place, layer, :, : sums_HK.shape[1]] += sums_HK
+            counted_BT = counted_queries(inputs, reach, n_before)
+            counted_BT = counted_BT.expand(inputs.hidden_BTD.shape[:2])
+            for place, term in enumerate([None, *terms]):
+                weights_HBTK = attention.logits(*inputs, terms=term).softmax(-1)
+                sums_PNHL[place, layer] += sums_by_distance(weights_HBTK, counted_BT, reach)
         n_queries += int(counted_BT.sum())
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
     require(n_queries > 0, "mem_len", config.mem_len, allowed)
-    shares = shares_of(sums[..., :reach]).cpu().numpy()
-    distances_S = torch.arange(
-        shape[-1],
-        dtype=torch.float64,
-        device=device,
-    )
-    mean_distance_NH = (sums[0] @ distances_S / n_queries).cpu().numpy()
-    by_distance = dict(zip(terms, shares, strict=True))
+    shares_PNHL = (sums_PNHL / sums_PNHL.sum(dim=-1, keepdim=True)).cpu().numpy()
+    by_distance = {}
+    for place, name in enumerate(["all", *terms]):
+        by_distance[name] = shares_PNHL[place].reshape(-1, reach)
+    mean_distance_NH = shares_PNHL[0] @ np.arange(reach)
     return AttentionMaps(by_distance, mean_distance_NH, n_queries, text)
-
-
-def shares_of(sums: Tensor) -> Tensor:
-    """Return sums [terms, N, H, L] as rows [terms, N·H, L] that sum to 1."""
-    rows = sums.flatten(1, 2)
-    return rows / rows.sum(dim=-1, keepdim=True)
 
 
 def text_attention(recorded: Recorded, streams: Streams, index: int) -> TextAttention:
     """Return the first stream's attention to the memory in a segment, for at most 24 targets."""
     layers = []
     for attention, inputs in recorded:
-        n_memory = inputs.memory_BMD.shape[1]
+        C = inputs.memory_BMD.shape[1]
         weights_HQK = attention.logits(*inputs)[:, 0, :MOST_TARGETS].softmax(-1)
-        layers.append(weights_HQK[:, :, :n_memory].double().cpu().numpy())
+        layers.append(weights_HQK[:, :, :C].double().cpu().numpy())
     weights_NHQC = np.stack(layers)
-    Q, C = weights_NHQC.shape[2:]
     position = int(streams.positions(index)[0, 0])
-    targets = streams.tokens[position : position + Q]
+    targets = streams.tokens[position : position + weights_NHQC.shape[2]]
     context = streams.tokens[position - 1 - C : position - 1]
     return TextAttention(position, weights_NHQC, targets, context)

@@ -8,15 +8,17 @@ Every row is read from a fresh state, in evaluation's segments, with the state c
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import FileData
-from txl_lightning.data.formats import format_of, read_column
+from txl_lightning.data.formats import READERS, format_of
+from txl_lightning.data.streams import Streams
 from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.commands import log_results
 from txl_lightning.evaluation.hardware import autocast
@@ -28,7 +30,6 @@ from txl_lightning.evaluation.trained import TrainedModel, naming
 from txl_lightning.files import not_special, write_json, write_text
 
 OPTION = "continuations"
-COLUMNS = ("context", "continuation")
 TABLE = "continuations.jsonl"
 
 
@@ -99,27 +100,20 @@ def score_continuations(
 
 def _score(model: Any, lengths: Lengths, continuation: Continuation) -> Likelihood:
     """Read a text from a fresh state; return the likelihood of its last tokens."""
-    text_1T = torch.tensor([continuation.tokens], device=device_of(model))
-    last = text_1T.shape[1] - 1
-    first = last - continuation.n_scored
+    first = len(continuation.tokens) - continuation.n_scored
     memory: Any = None
     nats = 0.0
     greedy = True
-    for start in range(0, last, lengths.segment_len):
-        begin = max(0, start - lengths.ext_len)
-        stop = min(start + lengths.segment_len, last)
-        hidden_1TD, memory = model(
-            text_1T[:, begin:stop],
-            memory,
-        )
-        start = max(start, first)
-        if start < stop:
-            hidden_1SD = hidden_1TD[:, start - begin :]
-            log_probabilities_SV = model.log_probabilities(hidden_1SD)[0]
-            targets_S = text_1T[0, start + 1 : stop + 1]
-            losses_S1 = -log_probabilities_SV.gather(1, targets_S[:, None])
-            nats += float(losses_S1.double().sum())
-            greedy &= torch.equal(log_probabilities_SV.argmax(1), targets_S)
+    streams = Streams(np.array(continuation.tokens), 1, lengths.segment_len, lengths.ext_len)
+    for index, segment in enumerate(streams):
+        hidden_1TD, memory = model(segment.tokens.to(device_of(model)), memory)
+        n = int((streams.positions(index) >= first).sum())
+        if n > 0:
+            log_probabilities_nV = model.log_probabilities(hidden_1TD[:, -n:])[0]
+            targets_n = segment.targets[0, -n:].to(device_of(model))
+            losses_n1 = -log_probabilities_nV.gather(1, targets_n[:, None])
+            nats += float(losses_n1.double().sum())
+            greedy &= torch.equal(log_probabilities_nV.argmax(1), targets_n)
     return Likelihood(continuation.n_scored, nats, greedy)
 
 
@@ -142,57 +136,49 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
         OptionError: the table cannot be read, or a row has no token to score.
     """
     path = str(options.continuations)
-    pairs = read_pairs(path)
-    continuations = []
-    for number, pair in enumerate(pairs, 1):
-        with naming(OPTION, f"{path}, row {number}"):
-            continuation = encode_pair(trained, *pair)
-            if continuation.n_scored < 1:
-                raise UserError(
-                    "has no token to score; after an empty context the first is not scored"
-                )
-        continuations.append(continuation)
     protocol = protocol_from_options(trained, options, whole=True)
-    likelihoods = score_continuations(protocol, continuations)
+    rows = []
+    continuations = []
+    for row in read_rows(path):
+        rows.append(row)
+        with naming(OPTION, f"{path}, row {len(rows)}"):
+            if isinstance(row, Exception):
+                raise row
+            continuation = encode_pair(trained, row["context"], row["continuation"])
+            if continuation.n_scored < 1:
+                raise UserError("has no token to score; after an empty context the first is not")
+        continuations.append(continuation)
     nats_by_context: dict[str, list[float]] = {}
-    for (context, _), likelihood in zip(pairs, likelihoods, strict=True):
-        nats_by_context.setdefault(context, []).append(likelihood.nats)
-    lines = []
-    for (context, text), likelihood in zip(pairs, likelihoods, strict=True):
-        rank = sorted(nats_by_context[context]).index(likelihood.nats) + 1
-        texts = {"context": context, "continuation": text}
-        row = {**texts, **likelihood._asdict(), "rank": rank}
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    write_text(directory / TABLE, "".join(lines))
+    likelihoods = score_continuations(protocol, continuations)
+    for row, likelihood in zip(rows, likelihoods, strict=True):
+        nats_by_context.setdefault(row["context"], []).append(likelihood.nats)
+    lines = ""
+    for row, likelihood in zip(rows, likelihoods, strict=True):
+        rank = sorted(nats_by_context[row["context"]]).index(likelihood.nats) + 1
+        scored = {**row, **likelihood._asdict(), "rank": rank}
+        lines += json.dumps(scored, ensure_ascii=False) + "\n"
+    write_text(directory / TABLE, lines)
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "continuations": path,
-        "rows": len(pairs),
+        "rows": len(rows),
         "evaluation": protocol.settings(),
     }
     write_json(directory / "evaluation.json", results)
     log_results("evaluate", results, options, directory)
-    return [f"{len(pairs):,} continuations are in {TABLE}"]
+    return [f"{len(rows):,} continuations are in {TABLE}"]
 
 
-def read_pairs(path: str) -> list[tuple[str, str]]:
-    """Read contexts and continuations from a table: JSON lines, CSV, TSV, Parquet or Arrow.
+def read_rows(path: str) -> Iterator[Any]:
+    """Yield a table's rows: JSON lines, CSV, TSV, Parquet or Arrow.
 
     Raises:
-        OptionError: it cannot be read or lacks these columns, or a row has no text in one.
+        OptionError: it cannot be read.
     """
-    columns = []
-    for column in COLUMNS:
-        config = FileData(column=column)
-        with naming(OPTION, path):
-            file = not_special(path)
-            name = format_of(file, config)
-            require(name not in ("", "text"), OPTION, path, "must be a table: .jsonl, .csv, .tsv")
-            texts = [text for _, text in read_column(file, name, config)]
-        for number, text in enumerate(texts, 1):
-            allowed = f"row {number} must have a text in the column `{column}`"
-            require(isinstance(text, str), OPTION, path, allowed)
-        columns.append(texts)
-    require(bool(columns[0]), OPTION, path, "has no row")
-    return list(zip(*columns, strict=True))
+    config = FileData(column="all")  # not only the usual one
+    with naming(OPTION, path):
+        file = not_special(path)
+        name = format_of(file, config)
+        require(name in READERS, OPTION, path, "must be a table: .jsonl, .csv, .tsv")
+        yield from READERS[name](file, config)

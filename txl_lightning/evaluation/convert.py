@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import (
@@ -36,7 +36,7 @@ from txl_lightning.data.vocabulary import UNKNOWN, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.options import ConvertOptions
 from txl_lightning.evaluation.trained import load_trained, naming, write_checkpoint
-from txl_lightning.files import new_folder, write_atomically, write_json, write_text
+from txl_lightning.files import new_folder, write_json, write_text
 from txl_lightning.model.checkpoints import (
     from_huggingface,
     from_original,
@@ -54,7 +54,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt")
 CONFIG = "config.json"
 OF_CORPUS = "corpus"
 SYMBOL_LEVELS = ("byte", "char", "word")  # a symbols file has no merges
-FIRST_WORD = re.compile(r"[ \t]*([^ \t]*)")  # may have Unicode white space, as in Python 2
+WHITE_SPACE = re.compile(r"[ \t]")  # a word may have Unicode white space, as in Python 2
 
 
 def run(options: ConvertOptions, directory: Path) -> list[str]:
@@ -72,13 +72,13 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     require(target_format in targets, "target_format", target_format, allowed)
     target = Path(options.target)
     require(not target.exists(), "target", options.target, "must not exist yet")
-    given = {name: getattr(options, name) for name in LENGTHS}
-    lengths = {name: value for name, value in given.items() if value is not None}
-    vocabulary = None
+    lengths = {}
+    for name in LENGTHS:
+        if getattr(options, name) is not None:
+            lengths[name] = getattr(options, name)
     if options.source_format == "txl":
         trained = load_trained(options.source, "source")
         model: Any = trained.model
-        vocabulary = trained.vocabulary
         allowed = "is a recurrent model; the other formats hold Transformer-XLs only"
         require(isinstance(model, TransformerXL), "source", options.source, allowed)
     elif options.source_format == "tensorflow":
@@ -92,14 +92,10 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     weights, config = WRITERS[target_format](model)
     copies = {name: tensor.clone().contiguous() for name, tensor in weights.items()}  # no views
     with new_folder(target) as folder:
-        content = save(copies)
-        write_atomically(
-            folder / WEIGHTS[0],
-            lambda path: path.write_bytes(content),
-        )
+        save_file(copies, folder / WEIGHTS[0])
         write_json(folder / CONFIG, config)
-        if vocabulary is not None and target_format == "huggingface":
-            write_vocabulary(vocabulary, folder)
+        if options.source_format == "txl" and target_format == "huggingface":
+            write_vocabulary(trained.vocabulary, folder)
     return [str(target)]
 
 
@@ -118,14 +114,9 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
     """Read tensors by name, from safetensors or from a torch file that holds only tensors, and their config."""
     path = Path(source)
     if path.is_dir():
-        files = [path / name for name in WEIGHTS if (path / name).is_file()]
-        require(
-            bool(files),
-            "source",
-            source,
-            f"has none of {', '.join(WEIGHTS)}",
-        )
-        path = files[0]
+        names = [name for name in WEIGHTS if (path / name).is_file()]
+        require(bool(names), "source", source, f"has none of {', '.join(WEIGHTS)}")
+        path = path / names[0]
     require(path.is_file(), "source", source, "no such file")
     try:
         if path.suffix == ".safetensors":
@@ -136,12 +127,7 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
         problem = "it is cut short, or has more than tensors; code in a file is never run"
         raise OptionError("source", path, f"cannot be read: {problem}") from error
     config = _read_config(path.parent)
-    require(
-        bool(config),
-        "source",
-        source,
-        f"must have {CONFIG} with its options beside it",
-    )
+    require(bool(config), "source", source, f"must have {CONFIG} with its options beside it")
     with naming("source", source):
         return READERS[source_format](weights, config)
 
@@ -159,18 +145,13 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> TransformerXL:
     """Read a TensorFlow model; `lengths` in the options replace the flags beside it."""
     path = Path(source)
     files = sorted(path.rglob(f"*{INDEX}"))
-    if path.with_name(path.name + INDEX).is_file():
-        files = [path.with_name(path.name + INDEX)]
+    index = Path(f"{path}{INDEX}")
+    if index.is_file():
+        files = [index]
     needed = f"a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…) or a folder with one"
-    require(
-        len(files) == 1,
-        "source",
-        source,
-        f"must be {needed}; {len(files)} found",
-    )
-    folder = files[0].parent
-    flags = {**_read_config(folder), **lengths}
-    needed = f"must be given, since there is no {CONFIG} with the model's flags in {folder}"
+    require(len(files) == 1, "source", source, f"must be {needed}; {len(files)} found")
+    flags = {**_read_config(files[0].parent), **lengths}
+    needed = f"must be given, since there is no {CONFIG} with the model's flags beside {files[0]}"
     require(flags.get("mem_len") is not None, "mem_len", None, needed)
     return from_tensorflow(read_variables(files[0].with_suffix("")), flags)
 
@@ -184,36 +165,29 @@ def read_vocabulary(path: str | Path, level: Any) -> Vocabulary:
     Raises:
         OptionError: the file cannot be read, or has something that is not a symbol at this level.
     """
-    require(
-        level in SYMBOL_LEVELS, "data.level", level, f"must be one of {', '.join(SYMBOL_LEVELS)}"
-    )
+    allowed = f"must be one of {', '.join(SYMBOL_LEVELS)}"
+    require(level in SYMBOL_LEVELS, "data.level", level, allowed)
     with naming("vocabulary", path):
         text = Path(path).read_text("utf-8")
+        symbols = []
         if Path(path).suffix == ".json":
             symbols = _symbols_of_json(text)
-        else:
-            symbols = [_symbol_of_line(line, level) for line in text.split("\n")]
-        symbols = [symbol for symbol in dict.fromkeys(symbols) if symbol]
+            text = ""
+        for line in text.split("\n"):
+            if level != "char" or len(line) != 1:  # a line may be a space
+                line = WHITE_SPACE.split(line.strip(" \t"))[0]
+            symbols.append(line)
+        symbols = list(dict.fromkeys(filter(None, symbols)))
         if not symbols:
             raise UserError("has no symbols")
-        for number, symbol in enumerate(symbols):
-            is_symbol = level == "word" or len(symbol) == 1 or symbol == UNKNOWN
-            if level == "byte":
-                is_symbol = symbol.isdecimal() and int(symbol) < 256
-            if not is_symbol:
-                raise UserError(f"symbol {number}: {symbol!r} is not a {level} (data.level)")
-    if level == "byte":
-        symbols = [chr(int(symbol)) for symbol in symbols]
-    elif level == "char" and " " not in symbols:
-        symbols = [" " if symbol == "_" else symbol for symbol in symbols]
+        if level == "byte":
+            symbols = [bytes([int(symbol)]).decode("latin-1") for symbol in symbols]
+        if level == "char":
+            for symbol in set(symbols) - {UNKNOWN}:
+                ord(symbol)  # raises for several characters
+            if " " not in symbols:
+                symbols = [symbol.replace("_", " ") for symbol in symbols]
     return Vocabulary(level, tuple(symbols))
-
-
-def _symbol_of_line(line: str, level: str) -> str:
-    """Return a line's first word; a line of one character, also a space, is this character."""
-    if level == "char" and len(line) == 1:
-        return line
-    return FIRST_WORD.findall(line)[0]
 
 
 def _symbols_of_json(text: str) -> list[str]:
@@ -253,22 +227,12 @@ def _write_run(model: TransformerXL, options: ConvertOptions, target: Path) -> N
         sizes = f"has {n_tokens} tokens, the vocabulary of the file or corpus {len(vocabulary)}"
         advice = "choose the model's own with vocabulary=FILE, or its corpus with data="
         raise UserError(f"the model {sizes}: {advice}")
-    groups: dict[str, Any] = {
-        "model": {"name": "converted"},
-        "encoding": {},
-        "memory": {},
-    }
+    groups: dict[str, Any] = {"model": {"name": "converted"}, "encoding": {}, "memory": {}}
     for field, option in option_names(TransformerXLConfig).items():
         group, name = option.split(".")
         groups[group][name] = getattr(model.config, field)
     groups["model"]["cutoffs"] = list(model.config.cutoffs)
-    values = {
-        field.name: getattr(
-            options,
-            field.name,
-        )
-        for field in fields(Config)
-    }
+    values = {field.name: getattr(options, field.name) for field in fields(Config)}
     values["model"] = TransformerXLModelConfig(**groups["model"])
     values["encoding"] = EncodingConfig(**groups["encoding"])
     values["memory"] = MemoryConfig(**groups["memory"])

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from txl_lightning.config.lengths import training_lengths
-from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, without_marks
+from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, without_marks
 from txl_lightning.errors import require
 from txl_lightning.evaluation.commands import open_checkpoint, open_text, options_as_typed
 from txl_lightning.evaluation.hardware import autocast, chosen_precision
@@ -53,105 +53,57 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     Raises:
         UserError: an option, the checkpoint or the prompt is not usable.
     """
-    check_options(options)
+    is_one = (options.prompt is None) != (options.context is None)
+    require(is_one, "prompt", options.prompt, "either prompt or context must be given")
+    Sampling(options.top_k, options.top_p, options.temperature).check()
     trained = open_checkpoint(options)
     prompt = read_prompt(options, trained)
-    text = trained.vocabulary.decode(prompt.tokens)
+    prompt["text"] = trained.vocabulary.decode(prompt["tokens"])
+    write(f"--- prompt\n{visible(prompt['text'])}\n")
     samples = []
     started = time.perf_counter()
     precision = chosen_precision(options.precision, options.accelerator)
     # Cached inference checks that autocast stays the same.
     with autocast(precision, device_of(trained.model)):
         model, context = with_context(trained, options)
-        write(f"--- prompt\n{visible(text)}\n")
         for number in range(options.n_samples):
             write(f"--- sample {number + 1}\n")
-            drawn = draw_tokens(
-                model,
-                trained,
-                options,
-                prompt.tokens,
-                options.seed + number,
-            )
-            tokens = write_sample(drawn, prompt, trained, options.stop, write)
-            samples.append(
-                {
-                    "text": trained.vocabulary.decode(tokens),
-                    "tokens": tokens,
-                }
-            )
+            drawn = draw_tokens(model, trained, options, prompt["tokens"], options.seed + number)
+            tokens = write_sample(drawn, prompt["tokens"], trained, write)
+            samples.append({"text": trained.vocabulary.decode(tokens), "tokens": tokens})
     seconds = time.perf_counter() - started
-    n_drawn = sum(len(sample["tokens"]) for sample in samples)
     results = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
-        "prompt": {**prompt.source, "text": text, "tokens": prompt.tokens},
-        "continuation": prompt.continuation,
+        "prompt": prompt,
         "samples": samples,
         "context": context,
         "precision": precision,
         "seconds": round(seconds, 4),
     }
     write_json(directory / "generation.json", results, ensure_ascii=False)
+    n_drawn = options.n_samples * options.n_tokens
     write(f"---\n{n_drawn:,} tokens, {n_drawn / seconds:,.0f} a second; {context}\n")
     return []
-
-
-def check_options(options: GenerateOptions) -> None:
-    """Refuse options that do not go together.
-
-    Raises:
-        OptionError: names the option.
-    """
-    given = (options.prompt, options.prompt_ids, options.context)
-    allowed = "one of prompt, prompt_ids, context must be given"
-    require(
-        given.count(None) == 2,
-        "prompt",
-        options.prompt,
-        allowed,
-    )
-    Sampling(options.top_k, options.top_p, options.temperature).check()
-    require(options.stop != "", "stop", options.stop, "must be a text, or null")
 
 
 def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[GenerativeModel, str]:
     """Return the model with its samples' context, and a description of that context."""
     model = trained.model
-    config = trained.config
     if not isinstance(model, TransformerXL):
-        allowed = f"must be null: {config.model.name} has no such length"
+        allowed = f"must be null: {trained.config.model.name} has no such length"
         require(options.mem_len is None, "mem_len", options.mem_len, allowed)
         return model, "context carried in the recurrent state"
-    protocol = replace(
-        with_lengths(trained, options, False, ext_len=0),
-        clamped=True,
-    )
-    memory = protocol.lengths.mem_len
-    if memory:
-        return protocol.model(), f"memory of {memory:,} tokens"
-    window = training_lengths(config).window
+    protocol = replace(with_lengths(trained, options, False, ext_len=0), clamped=True)
+    if protocol.lengths.mem_len:
+        return protocol.model(), f"memory of {protocol.lengths.mem_len:,} tokens"
+    window = training_lengths(trained.config).window
     words = f"context: the last {window} tokens, as in training, recomputed for every token"
     return SlidingWindow(model, window), words
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """Tokens to continue.
-
-    Args:
-        tokens: at least one.
-        source: where they come from, as `generation.json` states it.
-        continuation: text that follows in the corpus; None for a typed text.
-    """
-
-    tokens: list[int]
-    source: dict[str, Any] = field(default_factory=dict)
-    continuation: str | None = None
-
-
-def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
-    """Return the tokens to continue; words of a typed text that are not in the vocabulary become `<unk>`.
+def read_prompt(options: GenerateOptions, trained: TrainedModel) -> dict[str, Any]:
+    """Return the `tokens` to continue, and where they come from; unknown words become `<unk>`.
 
     Raises:
         UserError: the prompt has a symbol that is not in the vocabulary, the corpus is not usable, or the position is
@@ -159,41 +111,35 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
     """
     if options.context is not None:
         return context_prompt(options, trained, options.context)
-    if options.prompt_ids is not None:
-        ids = options.prompt_ids
-        last = len(trained.vocabulary) - 1
-        fits = bool(ids) and min(ids) >= 0 and max(ids) <= last
-        require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {last}")
-        return Prompt(ids)
     text = options.prompt or ""
     shown = f"{text!r:.40}"
-    vocabulary = replace(trained.vocabulary, lenient=False)
     with naming("prompt", shown):
+        vocabulary = replace(trained.vocabulary, lenient=False)
         tokens = encode_open(vocabulary, text, trained.closed_sentences)
     allowed = "must have at least one token of the checkpoint's vocabulary"
     require(bool(tokens), "prompt", shown, allowed)
-    return Prompt(tokens)
+    return {"tokens": tokens}
 
 
-def context_prompt(options: GenerateOptions, trained: TrainedModel, n_context: int) -> Prompt:
-    """Return consecutive tokens from a split, and the text that follows."""
-    corpus, (split,) = open_text(
-        trained,
-        options,
-        options.split,
-        ["test"],
-    )
+def context_prompt(
+    options: GenerateOptions, trained: TrainedModel, n_context: int
+) -> dict[str, Any]:
+    """Return consecutive tokens from a split, and the text that follows as their `continuation`."""
+    corpus, (split,) = open_text(trained, options, options.split, ["test"])
     tokens = without_marks(corpus.splits[split])
-    position = options.position
     last = len(tokens) - n_context
     allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"
     require(last >= 0, "context", n_context, allowed)
     allowed = f"must be in 0 … {last} with context={n_context}"
-    require(position <= last, "position", position, allowed)
-    end = position + n_context
-    source = {"corpus": corpus.facts(), "split": split, "position": position}
-    following = trained.vocabulary.decode(tokens[end : end + options.n_tokens])
-    return Prompt(tokens[position:end].tolist(), source, following)
+    require(options.position <= last, "position", options.position, allowed)
+    end = options.position + n_context
+    return {
+        "corpus": corpus.facts(),
+        "split": split,
+        "position": options.position,
+        "tokens": tokens[options.position : end].tolist(),
+        "continuation": trained.vocabulary.decode(tokens[end : end + options.n_tokens]),
+    }
 
 
 def draw_tokens(
@@ -205,29 +151,35 @@ def draw_tokens(
 ) -> Iterator[int]:
     """Yield a sample's tokens; where a document begins, the model goes on from this document alone."""
     vocabulary = trained.vocabulary
-    sampling = ("top_k", "top_p", "temperature")
     reading: dict[str, Any] = {
-        **{name: getattr(options, name) for name in sampling},
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "temperature": options.temperature,
         "seed": torch.Generator().manual_seed(seed),
         "segment_len": trained.config.evaluation.segment_len,
         "closed_documents": trained.closed_sentences,
     }
     if trained.marks_documents and vocabulary.starts_sentences:
         reading["document_start"] = vocabulary.numbers[SENTENCE]
-    document = list(last_document(trained, tokens))
+    document = last_document(trained, tokens)
     n_left = options.n_tokens
     while n_left > 0:
         read_1T = torch.tensor([document], device=device_of(trained.model))
+        document = list(document)
         for token_1 in draw(model, read_1T, n_left, **reading):
-            token = int(token_1)
-            yield token
+            document.append(int(token_1))
+            yield document[-1]
             n_left -= 1
-            document.append(token)
-            ends_line = vocabulary.level == "ids" or vocabulary.decode([token]).endswith("\n")
-            begun = last_document(trained, document) if ends_line else document
-            if len(begun) < len(document):
-                document = begun
-                break
+            if ends_line(vocabulary, document[-1]):
+                begun = last_document(trained, document)
+                if len(begun) < len(document):
+                    document = begun
+                    break
+
+
+def ends_line(vocabulary: Vocabulary, token: int) -> bool:
+    """Return whether a token ends what `data.document_start` is compared with: a line, or at level ids an id."""
+    return vocabulary.level == "ids" or vocabulary.decode([token]).endswith("\n")
 
 
 def last_document(trained: TrainedModel, tokens: list[int]) -> list[int]:
@@ -243,34 +195,28 @@ def last_document(trained: TrainedModel, tokens: list[int]) -> list[int]:
     document = 0
     line = 0
     for end, token in enumerate(tokens, 1):
-        text = vocabulary.decode(tokens[line:end])
-        if vocabulary.level == "ids":
-            is_start = any(pattern.fullmatch(name.encode()) for name in (text, str(token)))
-        elif end == len(tokens) or text.endswith("\n"):
-            is_start = pattern.search(text.encode()) is not None
-        else:
+        if end < len(tokens) and not ends_line(vocabulary, token):
             continue
-        if is_start:
+        text = vocabulary.decode(tokens[line:end]).encode()
+        match = pattern.search(text)
+        if vocabulary.level == "ids":
+            match = pattern.fullmatch(text) or pattern.fullmatch(b"%d" % token)
+        if match is not None:
             document = line
         line = end
     return tokens[document:]
 
 
 def write_sample(
-    drawn: Iterator[int], prompt: Prompt, trained: TrainedModel, stop: str | None, write: Write
+    drawn: Iterable[int], prompt: list[int], trained: TrainedModel, write: Write
 ) -> list[int]:
-    """Write a sample while it is drawn, up to the token that completes the stop; return its tokens."""
+    """Write a sample while it is drawn; return its tokens."""
     decoder = StreamDecoder(trained.vocabulary)
-    decoder.feed(prompt.tokens)
+    decoder.feed(prompt)
     tokens = []
-    text = ""
     for token in drawn:
         tokens.append(token)
-        piece = decoder.feed([token])
-        write(visible(piece))
-        text += piece
-        if stop is not None and stop in text:
-            break
+        write(visible(decoder.feed([token])))
     write(f"{visible(decoder.finish())}\n")
     return tokens
 

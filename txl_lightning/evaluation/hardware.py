@@ -42,22 +42,20 @@ def resolve_precision(config: Config, resumed: Config | None = None) -> Config:
         config: the run's config.
         resumed: config from the checkpoint that the run resumes from.
     """
-    precision = config.trainer.precision
-    if precision == "auto" and resumed is not None:
-        precision = resumed.trainer.precision
-    elif precision == "auto":
-        precision = fastest_precision(config.trainer.accelerator)
-    ns_precision = config.optimizer.ns_precision
-    if ns_precision == "auto" and resumed is not None:
-        ns_precision = resumed.optimizer.ns_precision
-    elif ns_precision == "auto":
-        in_float32 = config.optimizer.name == "muon" and not precision.endswith("-mixed")
+    trainer = config.trainer
+    optimizer = config.optimizer
+    if trainer.precision == "auto":
+        precision = fastest_precision(trainer.accelerator)
+        if resumed is not None:
+            precision = resumed.trainer.precision
+        trainer = replace(trainer, precision=precision)
+    if optimizer.ns_precision == "auto":
+        in_float32 = optimizer.name == "muon" and not trainer.precision.endswith("-mixed")
         ns_precision = "32-true" if in_float32 else "bf16-true"
-    return replace(
-        config,
-        trainer=replace(config.trainer, precision=precision),
-        optimizer=replace(config.optimizer, ns_precision=ns_precision),
-    )
+        if resumed is not None:
+            ns_precision = resumed.optimizer.ns_precision
+        optimizer = replace(optimizer, ns_precision=ns_precision)
+    return replace(config, trainer=trainer, optimizer=optimizer)
 
 
 def fastest_precision(accelerator: str) -> str:
@@ -91,29 +89,20 @@ def cpu_bfloat16_speedup() -> float:
 
     The best among several turns counts, in CPU time: other programs may wait for the same core.
     """
-
-    def seconds(dtype: torch.dtype) -> float:
-        factors = {
-            "x": torch.ones(
-                1024,
-                96,
-                dtype=dtype,
-            ),
-            "W": torch.ones(96, 384, dtype=dtype),
-        }
-        turns = timeit.repeat(
-            "x @ W",
-            timer=time.thread_time,
-            repeat=20,
-            number=5,
-            globals=factors,
-        )
-        return min(turns)
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return seconds(torch.float32) / seconds(torch.bfloat16)
+        seconds = []
+        for dtype in (torch.float32, torch.bfloat16):
+            factors = {
+                "x": torch.ones(1024, 96, dtype=dtype),
+                "W": torch.ones(96, 384, dtype=dtype),
+            }
+            turns = timeit.repeat(
+                "x @ W", timer=time.thread_time, repeat=20, number=5, globals=factors
+            )
+            seconds.append(min(turns))
+        return seconds[0] / seconds[1]
     finally:
         torch.set_num_threads(threads)
 
@@ -149,10 +138,7 @@ def useful_threads(config: Config, model: Model) -> int:
     tokens = config.data.batch_size * config.data.segment_len // config.trainer.stream_groups
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     flops = 6 * n_parameters / config.model.n_layer * tokens
-    return max(
-        1,
-        min(torch.get_num_threads(), int(flops / FLOPS_PER_THREAD)),
-    )
+    return max(1, min(torch.get_num_threads(), int(flops / FLOPS_PER_THREAD)))
 
 
 def resolve_threads(config: Config, model: Model, resumed: Config | None = None) -> Config:
@@ -169,11 +155,9 @@ def resolve_threads(config: Config, model: Model, resumed: Config | None = None)
     trainer = config.trainer
     if trainer.num_threads is not None or trainer.accelerator != "cpu" or n_processes(trainer) > 1:
         return config
-    threads = None
+    threads = useful_threads(config, model)
     if resumed is not None:
-        threads = resumed.trainer.num_threads
-    if threads is None:
-        threads = useful_threads(config, model)
+        threads = resumed.trainer.num_threads or threads
     torch.set_num_threads(threads)
     return replace(config, trainer=replace(trainer, num_threads=threads))
 
@@ -185,15 +169,7 @@ def set_threads(given: int | None, *trained: TrainedModel) -> None:
         given: a command's `num_threads`.
         trained: models from checkpoints; without one, null leaves torch's default.
     """
+    if given is None and trained:
+        given = max(useful_threads(one.config, one.model) for one in trained)
     if given is not None:
         torch.set_num_threads(given)
-    elif trained:
-        torch.set_num_threads(
-            max(
-                useful_threads(
-                    one.config,
-                    one.model,
-                )
-                for one in trained
-            )
-        )

@@ -150,7 +150,7 @@ class SpeedOptions(LoggedOptions):
     d_model: Count = 128
     n_head: Count = 8
     d_inner: Count = 512
-    segment_len: Count = 128
+    segment_len: Annotated[int, COUNT, at_most(16_384)] = 128
     attention_lengths: Annotated[list[int], LENGTHS] = field(default_factory=lambda: [*TABLE_9])
     rounds: Count = 15
     seed: Seed = 1
@@ -161,8 +161,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     """Options for `txl generate`: continue prompts, or tokens from a corpus.
 
     Args:
-        prompt: text to continue; null to continue tokens from a corpus.
-        prompt_ids: token ids to continue; instead of `prompt`.
+        prompt: text to continue, for token ids their names or numbers; null to continue tokens from a corpus.
         context: how many consecutive tokens from the corpus to continue; instead of `prompt`.
         position: where the first of these tokens stands in the split.
         split: train, valid or test, for `context`; null for test, or for another text (`data_path`) as a whole.
@@ -171,7 +170,6 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
         top_k: draw from the k most probable tokens; null for all.
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
         temperature: divides the logits.
-        stop: text: a sample ends with the token that completes it; null for none.
         seed: seed for the first sample; the next sample has seed + 1.
         mem_len: memory length in tokens; null for the length in the run's evaluation. A run without recurrence then
             recomputes a window as long as its training segment for every token. Distances beyond training's longest are
@@ -179,7 +177,6 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     """
 
     prompt: str | None = None
-    prompt_ids: list[int] | None = None
     context: Count | None = None
     position: Length = 0
     split: Annotated[str, one_of(*SPLITS)] | None = None
@@ -188,7 +185,6 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     top_k: int | None = 40
     top_p: float = 1.0
     temperature: float = 1.0
-    stop: str | None = None
     seed: Seed = 1
     mem_len: Count | None = None
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from txl_lightning.config.lengths import training_lengths
 from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.errors import require
@@ -19,7 +21,7 @@ from txl_lightning.evaluation.commands import (
 from txl_lightning.evaluation.continuations import score_table
 from txl_lightning.evaluation.options import OWN_SPLITS, EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, given_lengths, protocol_from_options
-from txl_lightning.evaluation.scores import notes, score_line, score_split
+from txl_lightning.evaluation.scores import score_line, score_split
 from txl_lightning.evaluation.units import UNITS, loss_unit
 from txl_lightning.files import write_json
 from txl_lightning.reporting.canvas import line_figure
@@ -27,14 +29,7 @@ from txl_lightning.reporting.canvas import line_figure
 CHOSEN_ON = "valid"
 Entries: TypeAlias = dict[str, dict[str, Any]]
 """Entries of the splits in `evaluation.json`."""
-Score: TypeAlias = Callable[
-    [
-        Protocol,
-        str,
-        str,
-    ],
-    dict[str, Any],
-]
+Score: TypeAlias = Callable[[Protocol, str, str], dict[str, Any]]
 """Returns a split's values with a protocol; the last argument ends the names of its files."""
 
 
@@ -64,10 +59,9 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     trained = open_checkpoint(options)
     if options.continuations is not None:
         return score_table(trained, options, directory)
-    lengths = options.attention_lengths
     asked_for = options.splits
-    if not asked_for and lengths is not None:
-        asked_for = OWN_SPLITS
+    if options.attention_lengths is not None:
+        asked_for = asked_for or OWN_SPLITS
     corpus, splits = open_text(trained, options, asked_for, OWN_SPLITS)
     corpus = first_tokens(corpus, options.sweep_tokens)
     protocol = protocol_from_options(trained, options, whole=WHOLE in splits)
@@ -76,20 +70,16 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         return score_split(protocol, corpus, split, options, directory, stem)
 
     entries: Entries = {}
-    if lengths is not None:
+    if options.attention_lengths is not None:
         unit = loss_unit(corpus.vocabulary.level)
-        entries = select_length(splits, protocol, lengths, score, unit)
+        entries = select_length(splits, protocol, options.attention_lengths, score, unit)
         draw_sweep(entries[CHOSEN_ON]["sweep"], unit, corpus.name, directory)
     else:
         has_lengths = given_lengths(options).keys() - {"batch_size", "max_segments"}
         for split in splits:
             entries[split] = score(protocol, split)
             if has_lengths:
-                entries[split]["init"] = score(
-                    protocol.at_training_lengths(),
-                    split,
-                    "_init",
-                )
+                entries[split]["init"] = score(protocol.at_training_lengths(), split, "_init")
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
@@ -100,13 +90,11 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     }
     write_json(directory / "evaluation.json", results)
     log_results("evaluate", results, options, directory)
-    return [
-        score_line(
-            split,
-            entry,
-        )
-        for split, entry in entries.items()
-    ] + notes(entries, corpus)
+    lines = []
+    for split, entry in entries.items():
+        lines.append(score_line(f"{split}{corpus.unknown_share(split)}", entry))
+    over = entry["standard_error"]["over"]
+    return [*lines, f"{corpus.name}; ± is a standard error over {over}; more in evaluation.json"]
 
 
 def check_options(options: EvaluateOptions) -> None:
@@ -144,47 +132,27 @@ def select_length(
     """
     allowed = f"must be null: {protocol.fixed}"
     require(protocol.fixed is None, "attention_lengths", lengths, allowed)
-    limit = protocol.limit or max(lengths)
     trained = training_lengths(protocol.trained.config).attention_length
-    tried = [
-        (
-            min(
-                trained,
-                protocol.limit or trained,
-            ),
-            protocol.at_training_lengths(),
-        )
-    ]
-    for length in sorted({min(length, limit) for length in lengths}):
-        tried.append((length, protocol.at_attention_length(length)))
-    for _, at_length in tried:
+    tried = {"init": (protocol.within_limit(trained), protocol.at_training_lengths())}
+    for length in sorted(set(map(protocol.within_limit, lengths))):
+        tried[str(length)] = (length, protocol.at_attention_length(length))
+    for _, at_length in tried.values():
         at_length.settings()  # raises for a length that is not allowed, before anything is scored
 
-    def row_at(place: int, split: str) -> dict[str, Any]:
-        length, at_length = tried[place]
-        stem = f"_{length}" if place else "_init"
-        return {"attention_length": length, **score(at_length, split, stem)}
+    def row(name: str, split: str) -> dict[str, Any]:
+        length, at_length = tried[name]
+        return {"attention_length": length, **score(at_length, split, f"_{name}")}
 
-    rows = [
-        row_at(
-            place,
-            CHOSEN_ON,
-        )
-        for place in range(len(tried))
-    ]
-    best = min(
-        range(len(rows)),
-        key=lambda place: rows[place][unit],
-    )
+    sweep = {name: row(name, CHOSEN_ON) for name in tried}
+    best = min(sweep, key=lambda name: sweep[name][unit])
     entries = {}
     for split in splits:
-        at_init = rows[0]
-        at_best = rows[best]
+        rows = sweep
         if split != CHOSEN_ON:
-            at_init = row_at(0, split)
-            at_best = row_at(best, split) if best else at_init
-        entries[split] = {**at_init, "selected": {"init": at_init, "best": at_best}}
-    entries[CHOSEN_ON]["sweep"] = rows
+            rows = {name: row(name, split) for name in {"init", best}}
+        selected = {"init": rows["init"], "best": rows[best]}
+        entries[split] = {**rows["init"], "selected": selected}
+    entries[CHOSEN_ON]["sweep"] = [*sweep.values()]
     return entries
 
 
@@ -192,14 +160,9 @@ def first_tokens(corpus: Corpus, n: int | None) -> Corpus:
     """Return the corpus with only the first n validation tokens."""
     if n is None:
         return corpus
-    splits = {
-        **corpus.splits,
-        CHOSEN_ON: corpus.splits[CHOSEN_ON][:n],
-    }
-    documents = dict(corpus.documents)
-    if CHOSEN_ON in documents:
-        starts = documents[CHOSEN_ON]
-        documents[CHOSEN_ON] = starts[starts < n]
+    splits = {**corpus.splits, CHOSEN_ON: corpus.splits[CHOSEN_ON][:n]}
+    starts = corpus.documents.get(CHOSEN_ON, np.zeros(1))
+    documents = {**corpus.documents, CHOSEN_ON: starts[starts < n]}
     return replace(corpus, splits=splits, documents=documents)
 
 
@@ -209,12 +172,5 @@ def draw_sweep(sweep: Sequence[dict[str, Any]], unit: str, corpus: str, director
     lengths = sorted(losses)
     curve = (lengths, [losses[length] for length in lengths])
     title = f"Loss by attention length, {corpus}"
-    x_label = "attention length (tokens)"
-    path = directory / "attention_lengths"
-    line_figure(
-        path,
-        {CHOSEN_ON: curve},
-        x_label,
-        UNITS[unit].name,
-        title,
-    )
+    stem = directory / "attention_lengths"
+    line_figure(stem, {CHOSEN_ON: curve}, "attention length (tokens)", UNITS[unit].name, title)

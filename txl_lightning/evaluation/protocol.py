@@ -112,12 +112,12 @@ class Protocol:
             return "mem_len"
         return "ext_len"
 
-    @property
-    def limit(self) -> int | None:
-        """Longest attention that `length_option` can give to the model; None for no limit."""
-        if self.length_option == "ext_len":
-            return position_limit(self.trained.config)
-        return None
+    def within_limit(self, length: int) -> int:
+        """Return an attention length, or the longest that `length_option` can give to the model."""
+        limit = position_limit(self.trained.config)
+        if limit is None or self.length_option == "mem_len":
+            return length
+        return min(length, limit)
 
     @property
     def fixed(self) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ def loss_values(losses: TokenLosses, corpus: Corpus, split: str, block_len: int)
     }
 
 
-def score_line(split: str, entry: Mapping[str, Any]) -> str:
+def score_line(name: str, entry: Mapping[str, Any]) -> str:
     """Return one line: the loss in words with its standard error, bits per byte, the loss at training's lengths.
 
     test: 1.9460 ± 0.0123 bits per byte (training's lengths: 1.9871)
@@ -86,50 +85,21 @@ def score_line(split: str, entry: Mapping[str, Any]) -> str:
     Further units are left out if the line is too long. With attention lengths it is the loss at the best one.
     """
     values = entry
-    init = entry.get("init")
-    line = f"{split}: "
     if "selected" in entry:
-        values = entry["selected"]["best"]
-        init = entry["selected"]["init"]
-        line = f"{split}, attention length {values['attention_length']}: "
+        values = {**entry["selected"]["best"], "init": entry["selected"]["init"]}
+        name = f"{name}, attention length {values['attention_length']}"
     first, *others = shown_units(values)
     unit = UNITS[first]
     number = unit.number(values[first])
     error = values["standard_error"][first]
     if error is not None:
         number += f" ± {unit.number(error)}"
-    line += unit.words.format(number)
+    line = f"{name}: {unit.words.format(number)}"
     ending = ""
-    if init is not None:
-        ending = f" (training's lengths: {unit.number(init[first])})"
+    if "init" in values:
+        ending = f" (training's lengths: {unit.number(values['init'][first])})"
     for other in others:
         words = UNITS[other].words.format(UNITS[other].number(values[other]))
         if len(f"{line}, {words}{ending}") <= LINE_WIDTH:
             line += f", {words}"
     return line + ending
-
-
-def notes(entries: Mapping[str, Mapping[str, Any]], corpus: Corpus) -> list[str]:
-    """Return lines on what was scored and how: tokens, tokens left out, the unit behind ±, and the settings."""
-    lines = []
-    how = ""
-    for split, entry in entries.items():
-        what = f"{corpus.name}, {split}{corpus.unknown_share(split)}"
-        n_left_out = sum(entry["left_out"].values())
-        lines += wrap(f"{what}: {entry['tokens']:,} tokens scored, {n_left_out:,} left out")
-        over = entry["standard_error"]["over"]
-        how = f"± is a standard error over {over}; {describe(entry['evaluation'])}"
-    return lines + wrap(how)
-
-
-def wrap(line: str) -> list[str]:
-    """Divide a line at spaces, so that it fits on a terminal."""
-    return textwrap.wrap(line, LINE_WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def describe(settings: Mapping[str, Any]) -> str:
-    """Return settings in a line: options with their values, without those that have no effect."""
-    shown = [
-        f"{name} {value}" for name, value in settings.items() if value not in (None, False, -1)
-    ]
-    return ", ".join(shown).replace(" True", "")

@@ -208,13 +208,7 @@ def _record_of(contents: Any) -> dict[str, Any]:
         UserError: it is not the module's checkpoint, or one from an older version.
     """
     needed = {"txl_lightning", "state_dict", "global_step"}
-    if (
-        not isinstance(
-            contents,
-            dict,
-        )
-        or not needed <= contents.keys()
-    ):
+    if not isinstance(contents, dict) or not needed <= contents.keys():
         raise UserError("is not a checkpoint of LanguageModelModule (txl train writes them)")
     record: dict[str, Any] = contents["txl_lightning"]
     if "each" not in record["config"]["logger"]:  # an option since 0.5
@@ -240,19 +234,13 @@ def naming(option: str, path: str | Path) -> Iterator[None]:
     """Name the option and the file in an error about the file's contents."""
     try:
         yield
-    except OptionError as error:
-        if error.option == option:
-            raise
-        raise OptionError(option, path, str(error)) from error
     except UserError as error:
+        if isinstance(error, OptionError) and error.option == option:
+            raise
         raise OptionError(option, path, str(error)) from error
     except Exception as error:  # from any library that reads a file which somebody else wrote
         words = f"cannot be used ({type(error).__name__}: {error})".split()
-        raise OptionError(
-            option,
-            path,
-            " ".join(words)[:300],
-        ) from error
+        raise OptionError(option, path, " ".join(words)[:300]) from error
 
 
 def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
@@ -337,16 +325,9 @@ def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
 
     Such a text is read whole, a training's text by its splits.
     """
-    if data_path is None or (
-        isinstance(
-            data_path,
-            Mapping,
-        )
-        and "path" not in data_path
-    ):
+    if data_path is None or (isinstance(data_path, Mapping) and "path" not in data_path):
         return False
-    is_own = [_text_options(trained, data_path)[1] for trained in models]
-    return not any(is_own)
+    return not any(_text_options(trained, data_path)[1] for trained in models)
 
 
 def _text_options(trained: TrainedModel, data_path: Any) -> tuple[FileData, bool]:
@@ -357,11 +338,10 @@ def _text_options(trained: TrainedModel, data_path: Any) -> tuple[FileData, bool
     run = trained.config.data
     text = file_data(run, data_path, trained.vocabulary.level)
     dtype = text.dtype or getattr(run, "dtype", None)
-    column = text.column or getattr(run, "column", None)
-    for choice in (text, replace(text, dtype=dtype, column=column)):
-        # Errors and notices come when the text is loaded.
-        with suppress(UserError), redirect_stderr(io.StringIO()):
-            if corpus_source(choice)[1] == trained.corpus:
-                return choice, True
+    own = replace(text, dtype=dtype, column=text.column or getattr(run, "column", None))
+    # Errors and notices come when the text is loaded.
+    with suppress(UserError), redirect_stderr(io.StringIO()):
+        if corpus_source(own)[1] == trained.corpus:
+            return own, True
     notice.cache_clear()
     return text, False

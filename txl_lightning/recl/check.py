@@ -9,10 +9,14 @@ import numpy as np
 
 from txl_lightning.recl.effective_context import Array
 from txl_lightning.recl.models import Member
-from txl_lightning.recl.windows import read_windows, require_losses
+from txl_lightning.recl.windows import WindowReader, read_windows, require_losses
 
 N_BEGINS = 3  # windows for each length
 ROUNDING = 1e-3  # share of the losses' standard deviation, in float32
+LOOKS_AHEAD = (
+    "must be a causal language model: its losses depend on later tokens "
+    "(an encoder whose config lacks is_decoder?)"
+)
 
 
 def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Member:
@@ -20,8 +24,8 @@ def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Memb
 
     One pass must give the same losses as fresh windows with exactly c tokens: at the shortest, a middle and the longest
     context, and around every length between them in the model's `window_lengths` (for Hugging Face the integers in the
-    config). Otherwise `one_pass` becomes false: each target has its window, ending before it, so no loss can depend on
-    the tokens after its target.
+    config). Otherwise `one_pass` becomes false: each target has its window, ending before it. A model whose losses
+    depend on the tokens after their targets was trained for something else, and is refused.
 
     Args:
         member: the model.
@@ -29,7 +33,8 @@ def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Memb
         contexts: grid of contexts.
 
     Raises:
-        ValueError: its losses have another shape or are not -log P.
+        OptionError: its losses depend on later tokens.
+        ValueError: they have another shape or are not -log P.
     """
     if member.trained is not None:
         return member
@@ -58,10 +63,22 @@ def checked(member: Member, tokens: np.ndarray, contexts: Sequence[int]) -> Memb
     require_losses(exact)
     losses = read_windows(reader, tokens, begins_N, targets_N)
     if not _are_close(losses, exact):
+        member.require(not _looks_ahead(reader, tokens, longest), LOOKS_AHEAD)
         reader = direct
     difference = float(np.abs(losses - exact).max())
     findings = {**member.findings, "one_pass_difference": difference}
     return replace(member, reader=reader, findings=findings)
+
+
+def _looks_ahead(reader: WindowReader, tokens: np.ndarray, longest: int) -> bool:
+    """Return whether losses in a window's first half change with the tokens in its second half."""
+    middle = longest // 2
+    targets = np.append(np.arange(1, middle + 1), longest)  # the last one only lengthens the window
+    begins = np.zeros_like(targets)
+    other_tokens = np.append(tokens[: middle + 1], tokens[middle - longest :])
+    losses = read_windows(reader, tokens, begins, targets)
+    other_losses = read_windows(reader, other_tokens, begins, targets)
+    return not _are_close(losses[:-1], other_losses[:-1])
 
 
 def _are_close(losses: Array, expected: Array) -> bool:

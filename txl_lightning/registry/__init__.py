@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,9 +22,7 @@ from txl_lightning.errors import OptionError, require
 
 OWN = "txl_lightning.registry.own."  # prefix of the module names of files
 VARIABLE = "TXL_GUESTS"
-CHOICES: dict[
-    tuple[str, str], dict[str, Any]
-] = {}  # by group and name: what Hydra composes for GROUP=NAME
+CHOICES: dict[str, dict[str, Any]] = {}  # what Hydra composes, by GROUP/NAME
 
 T = TypeVar("T")
 
@@ -33,13 +32,13 @@ class Guests(dict[str, T]):
 
     Args:
         group: Hydra's group that chooses one.
-        homes: modules that register the built-in names; `{}` stands for the requested name.
+        home: module that registers the built-in names; `{}` stands for the requested name.
     """
 
-    def __init__(self, group: str, *homes: str) -> None:
+    def __init__(self, group: str, home: str) -> None:
         super().__init__()
         self.group = group
-        self.homes = homes
+        self.home = home
 
     def add(self, name: str, guest: Any, choice: dict[str, Any]) -> None:
         """Register a class or function under a name; `choice` is what GROUP=NAME gives beside the name.
@@ -49,13 +48,12 @@ class Guests(dict[str, T]):
         """
         if guest.__module__.startswith(OWN) or not guest.__module__.startswith("txl_lightning."):
             self._import_home(name)
-        known: Any = self.get(name, guest)
+        known = full_name(self.get(name, guest))
         # A notebook cell that runs again defines the class again.
-        is_same = (known.__module__, known.__qualname__) == (guest.__module__, guest.__qualname__)
-        allowed = f"is the name of another {self.group}, {known.__module__}.{known.__qualname__}"
-        require(is_same, "name", name, allowed)
+        is_same = known == full_name(guest)
+        require(is_same, "name", name, f"is the name of another {self.group}, {known}")
         self[name] = guest
-        CHOICES[self.group, name] = {"name": name, **choice}
+        CHOICES[f"{self.group}/{name}"] = {"name": name, **choice}
 
     def named(self, name: str) -> T:
         """Return a guest.
@@ -71,10 +69,13 @@ class Guests(dict[str, T]):
         return self[name]
 
     def _import_home(self, name: str) -> None:
-        module = name.replace("-", "_")
-        for home in self.homes if module.isidentifier() else ():
-            if importlib.util.find_spec(home.format(module)):
-                importlib.import_module(home.format(module))
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(self.home.format(name))
+
+
+def full_name(guest: Any) -> str:
+    """Return the module and name of a class or function."""
+    return f"{guest.__module__}.{guest.__qualname__}"
 
 
 def of_a_file() -> str:

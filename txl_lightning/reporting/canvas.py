@@ -7,7 +7,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -23,7 +22,6 @@ COLOURS = (
     "#56B4E9",
 )  # Okabe and Ito: colour-blind safe
 MARKERS = "os^DvPX"  # one more than colours, so that 42 pairs differ
-MOST_LETTERS_OF_TWO = 26  # for a name in a legend with two columns
 
 
 def looks() -> Iterator[dict[str, Any]]:
@@ -56,17 +54,9 @@ def line_figure(
         log_y: draw the y axis in logarithms.
     """
     figure = new_figure(5.4, 4.0)  # small, so its letters are readable on a phone
-    axes = figure.add_subplot()
-    axes.set(xlabel=x_label, ylabel=y_label, title=title)
+    axes = figure.add_subplot(xlabel=x_label, ylabel=y_label, title=title)
     for (name, (xs, ys)), look in zip(curves.items(), looks(), strict=False):
-        axes.plot(
-            xs,
-            ys,
-            **look,
-            markersize=3.5,
-            linewidth=1.4,
-            label=plain_text(name),
-        )
+        axes.plot(xs, ys, **look, markersize=3.5, linewidth=1.4, label=plain_text(name))
     if log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(short))
@@ -84,33 +74,19 @@ def plain_text(name: str) -> str:
 def save_with_legend(figure: Figure, axes: Axes, stem: Path) -> None:
     """Add a grid, and a legend below the axes where it covers no curve, then save as `save_figure` does."""
     axes.grid(alpha=0.3)
-    names = axes.get_legend_handles_labels()[1]
-    n_columns = 1
-    if len(names) > 1 and max(map(len, names)) <= MOST_LETTERS_OF_TWO:
-        n_columns = 2
-    figure.legend(
-        loc="outside lower center",
-        frameon=False,
-        fontsize=9,
-        ncols=n_columns,
-    )
-    n_rows = -(-len(names) // n_columns)
-    figure.set_figheight(figure.get_figheight() + 0.2 * n_rows)
+    n_names = len(axes.get_legend_handles_labels()[1])
+    figure.legend(loc="outside lower center", frameon=False, fontsize=9)
+    figure.set_figheight(figure.get_figheight() + 0.2 * n_names)
     save_figure(figure, stem)
 
 
 def save_figure(figure: Figure, stem: Path) -> None:
-    """Write `stem.png` and `stem.svg`, or only the PNG that is named; equal figures give equal bytes."""
-    png = stem.with_name(f"{stem.name.removesuffix('.png')}.png")
-    write_atomically(png, lambda path: figure.savefig(path, dpi=150))
-    if stem == png:
-        return
-    figure.set_layout_engine(
-        None
-    )  # what the PNG has stays: placing everything again takes half the time
-    svg = stem.with_name(f"{stem.name}.svg")
-    with matplotlib.rc_context({"svg.hashsalt": stem.name}):
-        write_atomically(svg, lambda path: figure.savefig(path, metadata={"Date": None}))
+    """Write `stem.png` and `stem.svg`, or only the PNG that is named."""
+    names = [stem.name]
+    if stem.suffix != ".png":
+        names = [f"{stem.name}.png", f"{stem.name}.svg"]
+    for name in names:
+        write_atomically(stem.with_name(name), lambda path: figure.savefig(path, dpi=150))
 
 
 def short(value: float, position: int | None = None) -> str:

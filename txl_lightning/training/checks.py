@@ -46,6 +46,8 @@ def _check_sizes(config: Config) -> None:
         allowed = f"must be 0: {config.model.name} stores no states; a longer data.segment_len does the same"
         require(n_segments == 0, "memory.gradient_segments", n_segments, allowed)
     optimizer = config.optimizer
+    allowed = "must be between 0 and optimizer.lr"
+    require(optimizer.min_lr <= optimizer.lr, "optimizer.min_lr", optimizer.min_lr, allowed)
     can_be_exact = optimizer.ns_precision != "32-true" or optimizer.name == "muon"
     require(
         can_be_exact, "optimizer.ns_precision", optimizer.ns_precision, "is for optimizer=muon only"

@@ -43,6 +43,7 @@ from txl_lightning.training.memory import CarriedMemory, random_state, restore_r
 from txl_lightning.training.optimizers import check_moments, follow_schedule, make_optimizer
 from txl_lightning.training.scoring import compiled, scored_positions
 
+WITHOUT_FLOAT64 = ("mps",)  # device types
 DIVIDING_STRATEGIES = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 
 
@@ -609,8 +610,8 @@ class LanguageModelModule(LightningModule):
 
 
 def with_float64(device: torch.device) -> torch.device:
-    """Return a GPU of CUDA or the CPU: other devices may lack float64."""
-    return device if device.type == "cuda" else torch.device("cpu")
+    """Return the device, or the CPU for one that has no float64."""
+    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
 def lengths_of(config: Config) -> Lengths:

@@ -62,7 +62,7 @@ class Convert:
         words += [f"source={source}", f"source_format={source_format}"]
         words += [f"target={self.directory / target}", f"target_format={target_format}"]
         options = OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words)))
-        (line,) = command.run(options, self.directory)  # type: ignore[arg-type]
+        (line,) = command.run(options, self.directory)
         return Path(line)
 
 
@@ -90,7 +90,10 @@ def test_a_converted_model_is_fine_tuned_at_once(convert, place, source, tmp_pat
     there = convert(source, "txl", "there", "huggingface")
     back = convert(there, "huggingface", "back.ckpt", "txl", "vocabulary=corpus")
     same = (*TRAINED, "trainer.max_steps=1", "optimizer.lr=1e-9")
-    tuned = train(tiny_config(place, *same, f"initial_weights={back}"), tmp_path / "tuned")
+    tuned = train(
+        tiny_config(place, *same, f"initial_weights={back}"),
+        tmp_path / "tuned",
+    )
     before = json.loads((place / "run/metrics.json").read_text())
     assert tuned["val/nll"] == pytest.approx(before["val/nll"], abs=1e-4)
 
@@ -131,7 +134,7 @@ def test_bad_sources_and_targets_are_named(convert, place, source, tmp_path):
         ),
     ):
         with pytest.raises(UserError, match=message):
-            convert(*words)  # type: ignore[arg-type]
+            convert(*words)
     for text in ("not JSON", "[" * 100_000):
         (there / "config.json").write_text(text)
         with pytest.raises(UserError, match=r"config.json: cannot be used"):
@@ -159,6 +162,6 @@ def test_parts_that_the_other_format_lacks_are_named(convert, place, tmp_path):
 )
 def test_symbols_survive_huggingfaces_layout(tmp_path, level, symbols):
     """A line break is a symbol like any other: symbols were once joined by line breaks."""
-    vocabulary = Vocabulary(level, symbols)  # type: ignore[arg-type]
+    vocabulary = Vocabulary(level, symbols)
     command.write_vocabulary(vocabulary, tmp_path)
     assert command.read_vocabulary(tmp_path / "vocab.json", level) == vocabulary

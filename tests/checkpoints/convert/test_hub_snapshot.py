@@ -8,7 +8,6 @@ to numbers. Its words come from the authors' pickle, opened with `encoding="lati
 import json
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -69,14 +68,20 @@ def of_python_2(words: list[str]) -> list[str]:
 
 
 def published_model() -> TransformerXL:
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": len(WORDS),
         "cutoffs": (5, 10),
         "div_val": 2,
         "untie_biases": True,
     }
     return (
-        tiny_model(**sizes, mem_len=6, same_length=True, clamp_len=7, memory_start="zeros")
+        tiny_model(
+            **sizes,
+            mem_len=6,
+            same_length=True,
+            clamp_len=7,
+            memory_start="zeros",
+        )
         .float()
         .eval()
     )

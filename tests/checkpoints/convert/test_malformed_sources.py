@@ -20,7 +20,10 @@ QKV = "layers.0.dec_attn.qkv_net.weight"
 
 def convert(**options: Any) -> None:
     words = [f"{name}={value}" for name, value in options.items()]
-    run(OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words))), Path())  # type: ignore[arg-type]
+    run(
+        OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words))),
+        Path(),
+    )
 
 
 @pytest.fixture
@@ -52,7 +55,10 @@ def refused(source: Path, **options: Any) -> str:
 )
 def test_weights(original, name, change, words):
     weights = load_file(original / "model.safetensors")
-    save_file({**weights, name: change(weights[name]).contiguous()}, original / "model.safetensors")
+    save_file(
+        {**weights, name: change(weights[name]).contiguous()},
+        original / "model.safetensors",
+    )
     assert re.match(rf"source={original}: .*{re.escape(words)}", refused(original))
 
 

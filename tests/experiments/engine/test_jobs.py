@@ -12,8 +12,11 @@ from experiments.engine import jobs
 from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import PROFILES, Setup
 from tests.fixtures import Patch
+from txl_lightning.application import composition, register, typed
+from txl_lightning.commands import COMMANDS
 from txl_lightning.evaluation import hardware
 from txl_lightning.evaluation.models import make_model
+from txl_lightning.evaluation.perplexity import check_options
 
 FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("smoke", "gpu", "paper")]
 
@@ -43,6 +46,9 @@ def test_every_training_composes_and_is_planned_once(profile: str, tmp_path: Pat
             assert config.seed == job.seed
             is_large = profile in ("gpu", "paper")
             assert config.trainer.accelerator == ("gpu" if is_large else "cpu")
+        elif job.command == "evaluate":
+            register(COMMANDS["evaluate"])
+            check_options(typed(composition("evaluate", job.overrides)))
 
 
 @pytest.mark.parametrize(
