@@ -20,7 +20,7 @@ from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
 from hydra.types import HydraContext
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from txl_lightning.commands import Command
 from txl_lightning.errors import COUNT, UserError, check, cores, is_first_rank, notice
@@ -105,14 +105,15 @@ class Multirun:
         """
         settings: Any = HydraConfig.get()
         path = Path(str(settings.runtime.output_dir))
-        own = list(filter_overrides(settings.overrides.task))
+        overrides: Any = OmegaConf.to_container(settings.overrides)  # interpolations stay
+        own = list(filter_overrides(overrides["task"]))
         words = [self.command.name]
         for source in settings.runtime.config_sources:
             if source.provider == "command-line":
                 words += ["--config-dir", str(source.path)]
         number = settings.job.num
-        words += [word for word in settings.overrides.hydra if word != NO_OUTPUT]
-        words += settings.overrides.task
+        words += [word for word in overrides["hydra"] if word != NO_OUTPUT]
+        words += overrides["task"]
         words += ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.job.id={number}"]
         if self.command.resume:
             config.trainer.precision = shared_precision(self.root, config)

@@ -209,7 +209,7 @@ def check_search(config: DictConfig) -> None:
     direction = sweeper.get("direction")
     one = "must be one direction, a job has one objective"
     require(not OmegaConf.is_list(direction), "hydra.sweeper.direction", direction, one)
-    words = list(config.hydra.overrides.task)
+    words: Any = OmegaConf.to_container(config.hydra.overrides.task)  # interpolations stay
     for name, value in (sweeper.get("params") or {}).items():
         words.append(f"{name}={value}")
     if "GridSampler" in str(sweeper.get("sampler")):
