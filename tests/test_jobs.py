@@ -55,7 +55,7 @@ def test_every_end_of_a_process_is_named_and_leaves_the_others() -> None:
     engine = run(killed, interrupted, failed, Call("good"), record=Record(), at_once=4)
     assert engine.failed == {
         "killed": "was killed by SIGKILL",
-        "interrupted": "was interrupted",
+        "interrupted": "was killed by SIGINT",
         "failed": "ended with exit status 3",
     }
     assert engine.done == {"good"}

@@ -80,8 +80,6 @@ class Process(subprocess.Popen[bytes]):
 
 def problem(status: int) -> str:
     """Return how a process ended, such as `was killed by SIGKILL`."""
-    if status in (-signal.SIGINT, 128 + signal.SIGINT):
-        return "was interrupted"
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with exit status {status}"

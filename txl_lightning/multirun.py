@@ -228,15 +228,15 @@ def ordering(jobs: list[JobFolder]) -> str | None:
     tokens = set()
     have_bytes = True
     for job in jobs:
-        if not job.result:
-            continue
-        have_bytes = have_bytes and BITS_PER_BYTE in job.result
-        data = {}
-        for name, value in job.options.items():
-            if name.startswith("data.") and name not in NOT_OF_THE_TEXT:
-                data[name] = value
-        tokens.add(str(data))
-        texts.add(str([data.get("data.name"), data.get("data.path")]))
+        result = job.result
+        if result:
+            have_bytes = have_bytes and BITS_PER_BYTE in result
+            options = job.options
+            texts.add(str([options.get("data.name"), options.get("data.path")]))
+            for name in list(options):
+                if not name.startswith("data.") or name in NOT_OF_THE_TEXT:
+                    del options[name]
+            tokens.add(str(options))
     if len(texts) > 1:
         return None
     if have_bytes:

@@ -84,21 +84,9 @@ class Plan:
         unfinished = [job for job in self.jobs if job.name not in finished]
         profile = self.setup.profile
         estimates = {job.name: estimated_seconds(job, profile) for job in unfinished}
-        progress = Progress(estimates, min(self.parallel, cores()), len(finished))
-
-        def start(job: Job) -> Process:
-            process = self._start(job)
-            progress.started(job.name)
-            report()
-            return process
-
-        def end(job: Job, process: Process) -> str | None:
-            error = self._end(job, process)
-            progress.ended(job.name, process.seconds, error)
-            report()
-            return error
-
-        jobs = Jobs([], start, end, at_once=self.parallel, done=finished)
+        self.progress = Progress(estimates, min(self.parallel, cores()), len(finished))
+        self.report = report
+        jobs = Jobs([], self._start, self._end, at_once=self.parallel, done=finished)
         jobs.waiting = [job for job in unfinished if not job.alone]
         jobs.run()
         jobs.at_once = 1
@@ -113,6 +101,8 @@ class Plan:
             if not self._is_same(job) or folder.record.get("done"):
                 shutil.rmtree(folder.path)
             self._write_record(job, 0.0, done=False)
+        self.progress.started(job.name)
+        self.report()
         words = [job.command, *job.overrides_in(self.setup.runs), *self._options(job)]
         return start_job(words, folder.path, {}, has_log=True)
 
@@ -136,13 +126,15 @@ class Plan:
 
     def _end(self, job: Job, process: Process) -> str | None:
         """Record that a job ended, and return its error."""
-        status = process.returncode
-        self._write_record(job, process.seconds, done=status == 0)
-        if not status:
-            return None
-        log = self.folder(job).path / LOG
-        lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
-        return f"{job.name} {problem(status)}: {lines[-1]} ({log})"
+        error = None
+        if process.returncode:
+            folder = self.folder(job)
+            reason = folder.record.get("error", problem(process.returncode))
+            error = f"{job.name}: {reason} ({folder.path / LOG})"
+        self._write_record(job, process.seconds, done=error is None)
+        self.progress.ended(job.name, process.seconds, error)
+        self.report()
+        return error
 
     def _write_record(self, job: Job, seconds: float, done: bool) -> None:
         """Write `job.json`; `seconds` are added to the interrupted runs' seconds."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Mapping
 
 
 class Progress:
@@ -16,25 +14,21 @@ class Progress:
         n_done: jobs that are done already.
     """
 
-    def __init__(self, estimates: Mapping[str, float], slots: int, n_done: int) -> None:
-        self.estimates = dict(estimates)
+    def __init__(self, estimates: dict[str, float], slots: int, n_done: int) -> None:
+        self.estimates = estimates
         self.slots = slots
         self.n_done = n_done
-        self.began: dict[str, float] = {}
         self.estimated = 0.0
         self.needed = 0.0
 
     def started(self, name: str) -> None:
         """Report that a job has started."""
-        self.began[name] = time.monotonic()
         self._report(f"{name}: started")
 
-    def ended(self, name: str, seconds: float, error: str | None) -> None:
-        """Report that a job has ended after some seconds, perhaps with an error."""
+    def ended(self, name: str, seconds: float, line: str | None) -> None:
+        """Report that a job has ended after some seconds; the line is the error of a failed one."""
         self.estimated += self.estimates.pop(name)
         self.needed += seconds
-        del self.began[name]
-        line = error
         if line is None:
             self.n_done += 1
             line = f"{name}: done in {clock(seconds)}"
@@ -45,14 +39,11 @@ class Progress:
         print(f"{line} · {self.n_done} jobs done, {left}", file=sys.stderr, flush=True)
 
     def seconds_left(self) -> float:
-        """Return the estimated seconds until all jobs are done."""
+        """Return the estimated seconds for the jobs that run or wait."""
         pace = 1.0
         if self.estimated:
             pace = self.needed / self.estimated
-        seconds = pace * sum(self.estimates.values())
-        for start in self.began.values():
-            seconds -= time.monotonic() - start
-        return max(0.0, seconds) / self.slots
+        return pace * sum(self.estimates.values()) / self.slots
 
 
 def clock(seconds: float) -> str:
