@@ -28,7 +28,7 @@ def test_a_measurement_of_a_user_is_listed_and_explained(
 
 def reading_paths() -> list[list[str]]:
     """Return the files of each reading path, relative to the root of the project."""
-    rows = re.findall(r"^\| [^|]+ \| (\[.+ → .+) \|$", PAGE.read_text(), re.M)
+    rows = re.findall(r"^\| [^|]+ \| (\[.+\), \[.+) \|$", PAGE.read_text(), re.M)
     paths = []
     for row in rows:
         links = re.findall(r"\]\(([^)]+)\)", row)

@@ -68,7 +68,7 @@ def test_training_s_lengths_are_printed_beside_others(
         )
         unit, words = ("bpc", "character") if "bpc" in values else ("bpb", "byte")
         error = values["standard_error"][unit]
-        beside = f"(training's lengths: {values['init'][unit]:.4f})"
+        beside = f"(at training lengths: {values['init'][unit]:.4f})"
         value = f"{values[unit]:.4f} ± {error:.4f} bits per {words}"
         assert line == f"{split}: {value} {beside}"
 

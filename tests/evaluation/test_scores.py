@@ -128,9 +128,9 @@ def test_a_line_names_its_units_and_fits_on_a_terminal(perplexity: float) -> Non
     line = score_line("valid", {**values, "init": init})
     if perplexity == 123.5678:
         expected = "valid: perplexity 123.57 ± 12.35, 1.2346 bits per byte"
-        assert line == f"{expected} (training's lengths: 247.14)"
+        assert line == f"{expected} (at training lengths: 247.14)"
     best = score_line("valid", {"selected": {"init": init, "best": values}})
     assert best.startswith("valid, attention length 16384: perplexity ")
     for one in (line, best):
         assert len(one) <= LINE_WIDTH
-        assert "(training's lengths: " in one
+        assert "(at training lengths: " in one

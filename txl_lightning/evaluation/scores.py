@@ -80,7 +80,7 @@ def loss_values(losses: TokenLosses, corpus: Corpus, split: str, block_len: int)
 def score_line(name: str, entry: Mapping[str, Any]) -> str:
     """Return one line: the loss in words with its standard error, bits per byte, the loss at training's lengths.
 
-    test: 1.9460 ± 0.0123 bits per byte (training's lengths: 1.9871)
+    test: 1.9460 ± 0.0123 bits per byte (at training lengths: 1.9871)
 
     Further units are left out if the line is too long. With attention lengths it is the loss at the best one.
     """
@@ -97,7 +97,7 @@ def score_line(name: str, entry: Mapping[str, Any]) -> str:
     line = f"{name}: {unit.words.format(number)}"
     ending = ""
     if "init" in values:
-        ending = f" (training's lengths: {unit.number(values['init'][first])})"
+        ending = f" (at training lengths: {unit.number(values['init'][first])})"
     for other in others:
         words = UNITS[other].words.format(UNITS[other].number(values[other]))
         if len(f"{line}, {words}{ending}") <= LINE_WIDTH:
