@@ -164,6 +164,7 @@ def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_knows_its_number_and_its_folder_may_be_nested(tmp_path: Path) -> None:
+    """Hydra's own launcher, in `hydra._internal`, composes the jobs."""
     arguments = (
         "seed=${hydra:job.num}",
         "memory=on,off",

@@ -56,7 +56,8 @@ def main() -> None:
         # A reader that stops reading, such as `head`, is no error. Python would complain again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
-        print(f"txl {sys.argv[1]}: interrupted", *stopped.args[1:], sep="; ", file=sys.stderr)
+        lines = (f"txl {sys.argv[1]}: interrupted", *stopped.args[1:])
+        print(*lines, sep="; ", file=sys.stderr)
         sys.exit(128 + (stopped.args or (signal.SIGINT,))[0])
 
 

@@ -205,8 +205,14 @@ class ProcessLauncher(BasicLauncher):
         """
         check("hydra.launcher.max_parallel", self.max_parallel, COUNT)
         self.multirun = Multirun(task_function.command, config.hydra, self.max_parallel)
-        prepare: Any = self.multirun.prepare
+        prepare: Any = self._prepare
         super().setup(hydra_context=hydra_context, task_function=prepare, config=config)
+
+    def _prepare(self, config: DictConfig) -> MultirunJob:
+        try:
+            return self.multirun.prepare(config)
+        except UserError as error:  # Hydra would go on with the next job
+            raise SystemExit(2) from error
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int

@@ -224,24 +224,26 @@ def ordering(jobs: list[JobFolder]) -> str | None:
     Returns:
         None if the losses of the finished jobs cannot be compared.
     """
-    texts = set()
-    tokens = set()
+    names = set()
+    texts: dict[str, Any] = {}  # by the options of their tokens
     have_bytes = True
     for job in jobs:
         result = job.result
         if result:
             have_bytes = have_bytes and BITS_PER_BYTE in result
             options = job.options
-            texts.add(str([options.get("data.name"), options.get("data.path")]))
+            names.add(str([options.get("data.name"), options.get("data.path")]))
+            text = options.get("text")
             for name in list(options):
                 if not name.startswith("data.") or name in NOT_OF_THE_TEXT:
                     del options[name]
-            tokens.add(str(options))
-    if len(texts) > 1:
+            if texts.setdefault(str(options), text) != text:  # it has changed between two jobs
+                return None
+    if len(names) > 1:
         return None
     if have_bytes:
         return BITS_PER_BYTE
-    return "val/nll" if len(tokens) == 1 else None
+    return "val/nll" if len(texts) == 1 else None
 
 
 # Table
