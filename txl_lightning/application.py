@@ -30,7 +30,7 @@ from txl_lightning.commands import COMMANDS, Command
 from txl_lightning.config.schemas import CONF, REMOVED, Config, flat, schemas, typed
 from txl_lightning.errors import Stopped, UserError, is_first_rank, require
 from txl_lightning.files import locked, write_text
-from txl_lightning.launcher import CALL, prepare_wandb, run_job
+from txl_lightning.launcher import CALL, Refusal, prepare_wandb, run_job
 from txl_lightning.multirun import JobFolder, check_search, write_results
 from txl_lightning.registry import CHOICES, load_guests
 
@@ -92,10 +92,6 @@ def composition(name: str, overrides: Sequence[str]) -> DictConfig:
     """Return the config that Hydra composes from a file in `conf/`; its schemas must be registered."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose(name, usable(overrides))
-
-
-class Refusal(BaseException):
-    """An expected error on its way through Hydra, as the cause: Hydra reports exceptions in callbacks as warnings."""
 
 
 @contextlib.contextmanager

@@ -61,6 +61,10 @@ class Call:
 CALL = Call()
 
 
+class Refusal(BaseException):
+    """An expected error on its way through Hydra, as the cause: Hydra reports exceptions in callbacks as warnings."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MultirunJob(JobFolder):
     """One job in a multirun, with the folder that it writes into.
@@ -212,7 +216,7 @@ class ProcessLauncher(BasicLauncher):
         try:
             return self.multirun.prepare(config)
         except UserError as error:  # Hydra would go on with the next job
-            raise SystemExit(2) from error
+            raise Refusal from error
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
