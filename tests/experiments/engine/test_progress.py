@@ -72,8 +72,8 @@ def test_a_line_for_each_start_and_end_has_the_time_left_at_the_pace_so_far(
     progress.ended("a", 120.0, None)
     progress.ended("b", 120.0, "b ended")
     assert capsys.readouterr().err.splitlines() == [
-        "a: started · 0 jobs done, 3 to go, about 90 s",
-        "b: started · 0 jobs done, 3 to go, about 90 s",
+        "a: started · 0 jobs done, 3 to go, about 2 min",
+        "b: started · 0 jobs done, 3 to go, about 2 min",
         "a: done in 2 min · 1 jobs done, 2 to go, about 2 min",
         "b ended · 1 jobs done, 1 to go, about 60 s",
     ]
