@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -26,13 +26,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from txl_lightning.commands import COMMANDS, Command
-from txl_lightning.config.schemas import CONF, REMOVED, Config, flat, schemas, typed
+from txl_lightning.config.schemas import CONF, OPEN_GROUPS, REMOVED, SCHEMAS, Config, flat, typed
 from txl_lightning.errors import Stopped, UserError, is_first_rank, require
 from txl_lightning.files import locked, write_text
 from txl_lightning.launcher import CALL, Refusal, prepare_wandb, run_job
 from txl_lightning.multirun import JobFolder, check_search, write_results
-from txl_lightning.registry import CHOICES, load_guests
+from txl_lightning.registry import CHOICES, COMMANDS, Command, load_guests
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError)
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -48,7 +47,7 @@ ENTRY = re.compile(r"^    ([a-z_]\w*): (.+(?:\n {8}.+)*)", re.MULTILINE)  # in a
 VARIANT = re.compile(r" variant=(?!none\b)(\w+)")  # on the command line
 BEFORE_OPTIONS = "== Options =="  # in conf/common.yaml
 COLUMN = 44
-SCHEMAS = re.compile(r"\b[\w-]*schema\b, |, [\w-]*schema\b(?!,)")  # in a list of choices
+SCHEMA_NAME = re.compile(r"\b[\w-]*schema\b, |, [\w-]*schema\b(?!,)")  # in a list of choices
 
 
 def register(*commands: Command) -> None:
@@ -61,8 +60,14 @@ def register(*commands: Command) -> None:
         OptionError: a user's file cannot be imported.
     """
     load_guests()
-    nodes = schemas()
+    nodes: dict[str, Any] = {"callbacks/schema": OmegaConf.create(flags={"struct": False})}
     nodes.update(CHOICES)
+    for path, kind in SCHEMAS.items():
+        node = nodes[path] = OmegaConf.structured(kind)
+        group = path.split("/")[0]
+        OmegaConf.set_struct(node, group not in OPEN_GROUPS)
+        if group == "data":
+            node.seed = "${seed}"
     for command in commands or COMMANDS.values():
         schema = f"{command.name}_schema"
         nodes[schema] = command.schema
@@ -106,27 +111,26 @@ class RunFolder(Callback):
     """Hydra callback in `conf/common.yaml`: locks the folder before Hydra writes into it."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Lock a run's folder."""
+        """Lock the folder of a run or multirun; refuse a search whose jobs would all fail."""
+        settings = config.hydra
         with _refusing():
-            _refuse_hidden_files(config)
-            if config.hydra.output_subdir is not None:
-                CALL.folder = Path(str(config.hydra.run.dir))
+            _refuse_hidden_files(settings.runtime.config_sources)
+            if settings.mode == RunMode.MULTIRUN:
+                check_search(config)
+                folder = Path(str(settings.sweep.dir))
+                prepare_wandb(folder)
+                CALL.locks.enter_context(locked(folder))
+                CALL.sweep_dir = folder
+            elif settings.output_subdir is not None:
+                CALL.folder = Path(str(settings.run.dir))
                 CALL.locks.enter_context(locked(CALL.folder))
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Lock a multirun's folder, and refuse a search whose jobs would all fail."""
-        with _refusing():
-            _refuse_hidden_files(config)
-            check_search(config)
-            folder = Path(str(config.hydra.sweep.dir))
-            prepare_wandb(folder)
-            CALL.locks.enter_context(locked(folder))
-            CALL.sweep_dir = folder
+    on_multirun_start = on_run_start
 
 
-def _refuse_hidden_files(config: DictConfig) -> None:
+def _refuse_hidden_files(sources: Any) -> None:
     """Refuse a user's folder with a file that has the name of one of ours: Hydra would read ours."""
-    for source in config.hydra.runtime.config_sources:
+    for source in sources:
         if source.schema == "file" and source.provider != "main":
             for ours in CONF.rglob("*.yaml"):
                 path = Path(source.path) / ours.relative_to(CONF)
@@ -254,8 +258,7 @@ def usable(words: Sequence[str]) -> list[str]:
     """
     typed_words = []
     for word in words:
-        if not word.startswith("+hydra"):
-            word = word.lstrip("+")
+        word = re.sub(r"^\++(?!\+|hydra)", "", word)
         name, _, value = word.partition("=")
         for old, reason in REMOVED.items():
             if f"{name}.".startswith(f"{old}."):
@@ -319,9 +322,7 @@ def nearest_names(option: str, command: Command) -> str:
 
 def meanings(command: Command) -> dict[str, str]:
     """Return the meanings of a command's options by dotted name, from the docstrings of their dataclasses."""
-    kinds: list[Any] = [command.schema, *get_type_hints(command.schema).values()]
-    for schema in schemas().values():
-        kinds.append(OmegaConf.get_type(schema))
+    kinds = [command.schema, *SCHEMAS.values(), *get_type_hints(command.schema).values()]
     found = {}
     for kind in kinds:
         if is_dataclass(kind):
@@ -337,8 +338,10 @@ def meanings(command: Command) -> dict[str, str]:
 
 
 def described(kind: Any, prefix: str) -> dict[str, str]:
-    """Return each option's meaning: the first sentence of its entry in the docstring."""
+    """Return each option's meaning: the first sentence of its entry in the docstring, or an empty text."""
     sentences = {}
+    for field in fields(kind):
+        sentences[prefix + field.name] = ""
     for base in reversed(kind.__mro__):
         for name, text in ENTRY.findall(inspect.getdoc(base) or ""):
             sentences[prefix + name] = " ".join(text.split()).partition(". ")[0].rstrip(".")
@@ -349,7 +352,7 @@ def explained(help_text: str, command: Command) -> str:
     """Return Hydra's help with an option a line, its meaning as a comment, and no schemas among the group choices."""
     choices, heading, config = help_text.partition(BEFORE_OPTIONS)
     meaning = meanings(command)
-    lines = [SCHEMAS.sub("", choices) + heading]
+    lines = [SCHEMA_NAME.sub("", choices) + heading]
     for name, value in flat(yaml.load(config, yaml.BaseLoader)).items():
         option = f"{name}={value}".replace("'", "")
         lines.append(f"{option:{COLUMN}}  # {meaning.get(name, '')}")

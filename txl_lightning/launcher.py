@@ -22,7 +22,6 @@ from hydra.core.utils import JobReturn, JobStatus, filter_overrides
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from txl_lightning.commands import Command
 from txl_lightning.errors import COUNT, UserError, check, cores, is_first_rank, notice
 from txl_lightning.files import locked
 from txl_lightning.jobs import LOG, Jobs, Process, problem, start_job
@@ -36,6 +35,7 @@ from txl_lightning.multirun import (
     shared_precision,
     write_results,
 )
+from txl_lightning.registry import Command
 
 NO_OUTPUT = "hydra.output_subdir=null"
 log = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ def test_each_file_of_a_reading_path_is_named_by_an_earlier_one() -> None:
     for path in reading_paths():
         text = (ROOT / path[0]).read_text()
         for file in path[1:]:
-            module = file.removesuffix(".py").replace("/", ".")
+            module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             package, _, name = module.rpartition(".")
             imported = rf"\b{module}\b|from {package} import .*\b{name}\b|{file}"
             assert re.search(imported, text), file

@@ -71,17 +71,17 @@ KINDS: Guests[EncodingKind] = Guests("encoding", "txl_lightning.model.encodings"
 def rules_of(kind: type) -> dict[str, list[Rule]]:
     """Return the rules for each option: its default's type, and the rules in its annotation.
 
-    A rule stands in `Annotated[type, rule, …]`. A class that annotates an option anew gives it new rules.
+    A rule stands in `Annotated[type, rule, …]`. A class may annotate an option anew, with another default; the rules of
+    its parents count too.
     """
-    rules = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        known: list[Rule] = []
-        default = getattr(kind, name, None)
-        if default not in (None, UNKNOWN):
-            known.append(of_type(type(default)))
-        for part in (hint, *get_args(hint)):  # the second for `… | None`
-            known += getattr(part, "__metadata__", ())
-        rules[name] = known
+    rules: dict[str, list[Rule]] = {}
+    for base in kind.__mro__:
+        for name, hint in get_type_hints(base, include_extras=True).items():
+            if name not in rules:
+                default = getattr(kind, name, None)
+                rules[name] = [] if default in (None, UNKNOWN) else [of_type(type(default))]
+            for part in (hint, *get_args(hint)):  # the second for `… | None`
+                rules[name] += getattr(part, "__metadata__", ())
     return rules
 
 

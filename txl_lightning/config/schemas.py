@@ -216,20 +216,6 @@ class RecallData(DataConfig):
     text_seed: int = 1
 
 
-OWN_OPTIONS: dict[str, type[DataConfig]] = {  # by `data.name`
-    "file": FileData,
-    "enwik8": Enwik8Data,
-    "lm1b": Lm1bData,
-    "recall": RecallData,
-}
-
-
-def data_class(name: Any) -> type[DataConfig]:
-    """Return the dataclass for a corpus's options, also from a user's file; `DataConfig` if it is unknown."""
-    load_guests()
-    return OWN_OPTIONS.get(name, DataConfig)
-
-
 def file_data(data: DataConfig, path: Any, level: str) -> FileData:
     """Return the options that read the files `path` like another corpus.
 
@@ -520,30 +506,27 @@ def typed(config: Any) -> Any:
     return OmegaConf.to_object(config)
 
 
-def schemas() -> dict[str, Any]:
-    """Return the schemas that Hydra composes for `GROUP/NAME` or `NAME`, beside the files in `conf/`."""
-    kinds: dict[str, Any] = {
-        "model/schema": TransformerXLModelConfig,
-        "model/recurrent_schema": RecurrentModelConfig,
-        "encoding/schema": EncodingConfig,
-        "memory/schema": MemoryConfig,
-        "optimizer/schema": OptimizerConfig,
-        "trainer/schema": TrainerConfig,
-        "logger/schema": LoggerConfig,
-        "data/schema": DataConfig,
-    }
-    for corpus, options in OWN_OPTIONS.items():
-        kinds[f"data/{corpus}_schema"] = options
-    nodes: dict[str, Any] = {
-        "callbacks/schema": OmegaConf.create(flags={"struct": False}),
-    }
-    for path, kind in kinds.items():
-        node = OmegaConf.structured(kind)
-        if issubclass(kind, DataConfig):
-            node.seed = "${seed}"
-        OmegaConf.set_struct(node, path.split("/")[0] not in OPEN_GROUPS)
-        nodes[path] = node
-    return nodes
+# Options of the groups, by the names under which YAML files in `conf/` refer to them.
+SCHEMAS: dict[str, type[Options]] = {
+    "model/schema": TransformerXLModelConfig,
+    "model/recurrent_schema": RecurrentModelConfig,
+    "encoding/schema": EncodingConfig,
+    "memory/schema": MemoryConfig,
+    "optimizer/schema": OptimizerConfig,
+    "trainer/schema": TrainerConfig,
+    "logger/schema": LoggerConfig,
+    "data/schema": DataConfig,
+    "data/file_schema": FileData,
+    "data/enwik8_schema": Enwik8Data,
+    "data/lm1b_schema": Lm1bData,
+    "data/recall_schema": RecallData,
+}
+
+
+def data_class(corpus: Any) -> Any:
+    """Return the dataclass for a corpus's options, also from a user's file; `DataConfig` if it is unknown."""
+    load_guests()
+    return SCHEMAS.get(f"data/{corpus}_schema", DataConfig)
 
 
 # A config as dicts, lists, numbers and strings, for checkpoints and loggers. Not through OmegaConf, for which a literal

@@ -13,7 +13,6 @@ from zipfile import ZipFile
 import torch
 
 from txl_lightning.config.schemas import (
-    OWN_OPTIONS,
     Config,
     DataConfig,
     FileData,
@@ -247,7 +246,7 @@ def _record_of(contents: Any) -> dict[str, Any]:
 def _drop_options_of_other_corpora(data: dict[str, Any]) -> None:
     """Remove options that only another corpus has: `txl convert` stores the whole composed group."""
     known = {field.name for field in fields(data_class(data["name"]))}
-    for options in OWN_OPTIONS.values():
+    for options in DataConfig.__subclasses__():
         for field in fields(options):
             if field.name not in known:
                 data.pop(field.name, None)
