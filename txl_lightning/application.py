@@ -33,9 +33,19 @@ from txl_lightning.launcher import CALL, Refusal, prepare_wandb, run_job
 from txl_lightning.multirun import JobFolder, check_search, write_results
 from txl_lightning.registry import CHOICES, COMMANDS, Command, load_guests
 
-EXPECTED = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError)
+EXPECTED = (
+    UserError,
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+    OSError,
+)
 FULL_ERROR = "HYDRA_FULL_ERROR"
-LISTS = ("callbacks", "experiment", "logger")  # groups that take several choices
+LISTS = (  # groups that take several choices
+    "callbacks",
+    "experiment",
+    "logger",
+)
 # A further rank writes nothing: Hydra makes no folder and no log for it.
 OF_FURTHER_RANKS = (
     "hydra.run.dir=.",
@@ -322,7 +332,11 @@ def nearest_names(option: str, command: Command) -> str:
 
 def meanings(command: Command) -> dict[str, str]:
     """Return the meanings of a command's options by dotted name, from the docstrings of their dataclasses."""
-    kinds = [command.schema, *SCHEMAS.values(), *get_type_hints(command.schema).values()]
+    kinds = [
+        command.schema,
+        *SCHEMAS.values(),
+        *get_type_hints(command.schema).values(),
+    ]
     found = {}
     for kind in kinds:
         if is_dataclass(kind):

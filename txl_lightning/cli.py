@@ -14,7 +14,15 @@ from txl_lightning import __version__
 from txl_lightning.errors import UserError, cores
 from txl_lightning.registry import COMMANDS, load_guests
 
-LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "wandb", "numpy", "tokenizers")
+LIBRARIES = (
+    "torch",
+    "lightning",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+    "numpy",
+    "tokenizers",
+)
 
 
 def usage() -> str:
