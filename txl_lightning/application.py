@@ -8,7 +8,6 @@ import inspect
 import io
 import os
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from txl_lightning.config.schemas import CONF, OPEN_GROUPS, REMOVED, SCHEMAS, Config, flat, typed
 from txl_lightning.errors import Stopped, UserError, is_first_rank, require
 from txl_lightning.files import locked, write_text
-from txl_lightning.launcher import CALL, prepare_wandb, run_in_process
+from txl_lightning.launcher import CALL, Refusal, prepare_wandb, run_job
 from txl_lightning.multirun import JobFolder, check_search, write_results
 from txl_lightning.registry import CHOICES, COMMANDS, Command, load_guests
 
@@ -110,10 +109,6 @@ def composition(name: str, overrides: Sequence[str]) -> DictConfig:
         return hydra.compose(name, usable(overrides))
 
 
-class Refusal(BaseException):
-    """An expected error on its way through Hydra, as the cause: Hydra reports exceptions in callbacks as warnings."""
-
-
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
     try:
@@ -164,7 +159,7 @@ class Task:
         """Run the command; in a multirun return the loss that a search minimizes."""
         settings: Any = HydraConfig.get()
         if settings.mode == RunMode.MULTIRUN:
-            return run_in_process(self.command, config, settings, self._run)
+            return run_job(self.command, config)
         with _refusing():
             self._run(config, Path(settings.runtime.output_dir))
         return None
@@ -212,12 +207,6 @@ def run_command(command: Command, words: list[str]) -> None:
         start(command, words)
     except BrokenPipeError:
         raise
-    except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
-        line = "interrupted"
-        if CALL.sweep_dir is not None:
-            line += f"; to continue, repeat the command with hydra.sweep.dir={CALL.sweep_dir}"
-        print(f"txl {command.name}: {line}", file=sys.stderr)
-        sys.exit(128 + (stopped.args or (signal.SIGINT,))[0])
     except (Refusal, *EXPECTED, RuntimeError) as error:
         cause = error.__cause__ if isinstance(error, Refusal) else error
         # A sweeper repeats the error of a job that failed; Optuna's raises a RuntimeError instead.

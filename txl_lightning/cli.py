@@ -62,8 +62,10 @@ def main() -> None:
     except BrokenPipeError:
         # A reader that stops reading, such as `head`, is no error. Python would complain again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:  # before the command began
-        sys.exit(128 + signal.SIGINT)
+    except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
+        lines = (f"txl {sys.argv[1]}: interrupted", *stopped.args[1:])
+        print(*lines, sep="; ", file=sys.stderr)
+        sys.exit(128 + (stopped.args or (signal.SIGINT,))[0])
 
 
 def run(words: list[str]) -> None:

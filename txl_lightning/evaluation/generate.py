@@ -52,9 +52,11 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     Raises:
         UserError: an option, the checkpoint or the prompt is not usable.
     """
-    is_one = (options.prompt is None) != (options.context is None)
-    require(is_one, "prompt", options.prompt, "either prompt or context must be given")
+    given = (options.prompt, options.prompt_ids, options.context)
+    allowed = "one of prompt, prompt_ids, context must be given"
+    require(given.count(None) == 2, "prompt", options.prompt, allowed)
     Sampling(options.top_k, options.top_p, options.temperature).check()
+    require(options.stop != "", "stop", options.stop, "must be a text, or null")
     trained = open_checkpoint(options)
     prompt = read_prompt(options, trained)
     prompt["text"] = trained.vocabulary.decode(prompt["tokens"])
@@ -74,20 +76,21 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
                 prompt["tokens"],
                 options.seed + number,
             )
-            tokens = write_sample(drawn, prompt["tokens"], trained, write)
+            tokens = write_sample(drawn, prompt["tokens"], trained, options.stop, write)
             samples.append({"text": trained.vocabulary.decode(tokens), "tokens": tokens})
     seconds = time.perf_counter() - started
     results = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "prompt": prompt,
+        "continuation": prompt.pop("continuation", None),
         "samples": samples,
         "context": context,
         "precision": precision,
         "seconds": round(seconds, 4),
     }
     write_json(directory / "generation.json", results, ensure_ascii=False)
-    n_drawn = options.n_samples * options.n_tokens
+    n_drawn = sum(len(sample["tokens"]) for sample in samples)
     write(f"---\n{n_drawn:,} tokens, {n_drawn / seconds:,.0f} a second; {context}\n")
     return []
 
@@ -124,6 +127,12 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> dict[str, An
     """
     if options.context is not None:
         return context_prompt(options, trained, options.context)
+    if options.prompt_ids is not None:
+        ids = options.prompt_ids
+        last = len(trained.vocabulary) - 1
+        fits = bool(ids) and min(ids) >= 0 and max(ids) <= last
+        require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {last}")
+        return {"tokens": ids}
     text = options.prompt or ""
     shown = f"{text!r:.40}"
     with naming("prompt", shown):
@@ -226,15 +235,20 @@ def last_document(trained: TrainedModel, tokens: list[int]) -> list[int]:
 
 
 def write_sample(
-    drawn: Iterable[int], prompt: list[int], trained: TrainedModel, write: Write
+    drawn: Iterable[int], prompt: list[int], trained: TrainedModel, stop: str | None, write: Write
 ) -> list[int]:
-    """Write a sample while it is drawn; return its tokens."""
+    """Write a sample while it is drawn, up to the token that completes the stop; return its tokens."""
     decoder = StreamDecoder(trained.vocabulary)
     decoder.feed(prompt)
     tokens = []
+    text = ""
     for token in drawn:
         tokens.append(token)
-        write(visible(decoder.feed([token])))
+        piece = decoder.feed([token])
+        write(visible(piece))
+        text += piece
+        if stop is not None and stop in text:
+            break
     write(f"{visible(decoder.finish())}\n")
     return tokens
 
