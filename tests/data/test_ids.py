@@ -17,6 +17,7 @@ from tests.data.writers import (
     LISTS,
     LIT_GPT,
     STARTS,
+    json_lines,
     write_lists,
     write_llm_c,
     write_megatron,
@@ -50,7 +51,7 @@ def joined(corpus: Corpus) -> np.ndarray:
     return np.concatenate([without_marks(corpus.splits[split]) for split in SPLITS])
 
 
-JSON_LINES = "".join(json.dumps({"n": 1, "input_ids": ids}) + "\n" for ids in LISTS)
+ID_LINES = json_lines([{"n": 1, "input_ids": ids} for ids in LISTS])
 MIDITOK = json.dumps({"ids": LISTS, "programs": []})
 
 
@@ -63,7 +64,7 @@ WITH_DOCUMENTS = {
     "Parquet": lambda folder: write_lists(folder, "a.parquet", pyarrow.int32()),
     "Feather": lambda folder: write_lists(folder, "feather.arrow", pyarrow.uint16()),
     "Arrow stream": lambda folder: write_lists(folder, "a.arrow", pyarrow.int64()),
-    "JSON lines": written("a.jsonl", JSON_LINES),
+    "JSON lines": written("a.jsonl", ID_LINES),
     "JSON of MidiTok": written("a.json", MIDITOK),
 }
 WITHOUT_DOCUMENTS = {

@@ -46,12 +46,13 @@ for i in range(800):
     CODE += "\n" * draw.choice([0, 1, 3]) + "\t\t# x \n" * (i % 3)
 ACGT = "".join(draw.choices("acgt", k=30_000))
 LONG_RUNS = ACGT + "7" * 2_000 + " " * 3_000 + "()" * 999
+WHITE = "\n" * 777 + "\t \n" * 2_000 + "\u3000" * 55
 TEXTS = {
     "prose": PROSE,
     "code": CODE,
     "crlf": PROSE.replace("\n", "\r\n") + "\r\n\r\n",
     "one line": LONG_RUNS + PROSE.replace("\n", "-"),
-    "white space": " " * 4_099 + "\n" * 777 + "\t \n" * 2_000 + "\u3000" * 55 + "\x1c ! \x1f " * 99,
+    "white space": " " * 4_099 + WHITE + "\x1c ! \x1f " * 99 + " ",
 }
 
 CL100K = (

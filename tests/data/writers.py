@@ -19,7 +19,13 @@ IDS = np.concatenate(DOCUMENTS)
 STARTS = [0, 70, 370, 371, 400]
 TEXTS = [f"record {n}, with a comma; é\n" + "and\ta line\n" * (n % 3) for n in range(40)]
 RECORDS = [{"url": "http://example.org", "text": text, "score": float("nan")} for text in TEXTS]
-JSON_LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
+
+
+def json_lines(records: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+JSON_LINES = json_lines(RECORDS)
 
 
 def csv_of(delimiter: str = ",", column: str = "text") -> bytes:
