@@ -28,16 +28,10 @@ def test_merges_come_from_the_training_split_only(tmp_path):
     content = TEXT.encode()
     kept = int(len(content) * 0.96)
     doctored = content[:kept] + (b"zygote " * len(content))[: len(content) - kept]
-    paths = files(tmp_path, {"honest.txt": content, "other.txt": doctored})
-    honest, other = (
-        corpus_of(
-            path,
-            tmp_path,
-            level="bpe",
-            vocab_size=300,
-        )
-        for path in paths
-    )
+    corpora = []
+    for path in files(tmp_path, {"honest.txt": content, "other.txt": doctored}):
+        corpora.append(corpus_of(path, tmp_path, level="bpe", vocab_size=300))
+    honest, other = corpora
     assert honest.checksum != other.checksum
     assert honest.vocabulary == other.vocabulary
     assert np.array_equal(honest.splits["train"], other.splits["train"])
