@@ -22,7 +22,12 @@ def files(folder: Path, contents: dict[str, str | bytes]) -> list[str]:
 
 def corpus_of(path: Any, folder: Path, marked: bool = False, **options: Any) -> Corpus:
     """Load `data=file` with a cache in a folder."""
-    config = FileData(name="file", path=path, cache_dir=str(folder / "cache"), **options)
+    config = FileData(
+        name="file",
+        path=path,
+        cache_dir=str(folder / "cache"),
+        **options,
+    )
     return load_corpus(config, marked=marked)
 
 

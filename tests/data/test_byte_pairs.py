@@ -48,13 +48,24 @@ OTHER_TOKENIZERS = [
 def test_a_tokenizer_of_another_format_is_refused_with_the_line_that_converts_it(
     tmp_path, name, conversion
 ):
-    path, tokenizer = files(tmp_path, {"text.txt": TEXT, name: b"\x0a\xff"})
-    with pytest.raises(OptionError, match=f"{name}: must be a tokenizer.json: {conversion}"):
+    path, tokenizer = files(
+        tmp_path,
+        {"text.txt": TEXT, name: b"\x0a\xff"},
+    )
+    with pytest.raises(
+        OptionError,
+        match=f"{name}: must be a tokenizer.json: {conversion}",
+    ):
         corpus_of(path, tmp_path, level="bpe", tokenizer=tokenizer)
 
 
 WITH_A_SPACE = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
-AT_THE_START = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
+AT_THE_START = {
+    "type": "Metaspace",
+    "replacement": "▁",
+    "prepend_scheme": "first",
+    "split": True,
+}
 LOSSY = [
     (lambda: "{}", "is not a byte-level tokenizer.json"),
     (lambda: changed(pre_tokenizer=WITH_A_SPACE), "changes the text"),

@@ -20,7 +20,10 @@ from txl_lightning.data import corpus as corpus_module
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.errors import UserError, notice
 
-SOURCES = ["__init__.py", *(f"core/m{i}.py" for i in range(30))]
+SOURCES = [
+    "__init__.py",
+    *(f"core/m{i}.py" for i in range(30)),
+]
 OTHERS = ["tests/a.py", "core/tests/b.py", "__pycache__/e.py", "conftest.py", "f.txt"]
 
 
@@ -57,9 +60,15 @@ def test_other_packages_are_named_and_their_files_are_in_the_order_of_a_hash(
     corpus = packages_of(tmp_path)
     assert "1.14.0 is not the published text; losses of others cannot" in capfd.readouterr().err
     assert corpus.name == "sympy 1.14.0 + networkx 1.14.0, changed"
-    in_order = sorted(texts, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    in_order = sorted(
+        texts,
+        key=lambda name: hashlib.sha256(name.encode()).hexdigest(),
+    )
     assert text_of(corpus) == "".join(texts[name] for name in in_order)
-    starts = [0, *accumulate(len(texts[name]) for name in in_order)]
+    starts = [
+        0,
+        *accumulate(len(texts[name]) for name in in_order),
+    ]
     found = corpus.documents["train"].tolist()
     assert found == starts[: len(found)]
 
@@ -83,7 +92,10 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path, monkeypatch):
     full_disk = MagicMock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(cache, "write_json", full_disk)
     with pytest.raises(UserError, match=r"t\.txt: data\.cache_dir=.*No space left on device"):
-        corpus_of(files(tmp_path, {"t.txt": "text " * 50}), tmp_path)
+        corpus_of(
+            files(tmp_path, {"t.txt": "text " * 50}),
+            tmp_path,
+        )
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -130,19 +142,38 @@ def test_runs_of_0_5_0_find_their_corpus(tmp_path, path, level):
         "arrays/0.npy": "",
     }
     files(tmp_path, contents)
-    np.save(tmp_path / "arrays/0.npy", np.arange(400, dtype="<i8") % 37)
-    np.save(tmp_path / "arrays/1.npy", (np.arange(600) % 37).astype("<u2"))
-    corpus = corpus_of(str(tmp_path / path), tmp_path, level=level)
+    np.save(
+        tmp_path / "arrays/0.npy",
+        np.arange(400, dtype="<i8") % 37,
+    )
+    np.save(
+        tmp_path / "arrays/1.npy",
+        (np.arange(600) % 37).astype("<u2"),
+    )
+    corpus = corpus_of(
+        str(tmp_path / path),
+        tmp_path,
+        level=level,
+    )
     assert corpus.checksum == OF_0_5_0[path, level]
 
 
 def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path):
-    (path,) = files(tmp_path, {"t.txt": os.urandom(1_000_000).hex()})
+    (path,) = files(
+        tmp_path,
+        {"t.txt": os.urandom(1_000_000).hex()},
+    )
     program = (
         "import sys; from pathlib import Path; from tests.data.helpers import corpus_of\n"
         "print(sum(map(len, corpus_of(sys.argv[1], Path(sys.argv[2])).splits.values())))"
     )
-    command = [sys.executable, "-c", program, path, str(tmp_path)]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        path,
+        str(tmp_path),
+    ]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0].strip() for process in processes] == ["2000000"] * 3
     assert len(list((tmp_path / "cache").iterdir())) == 1

@@ -19,10 +19,16 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize(("level", "min_count"), [("byte", None), ("word", 1)])
+@pytest.mark.parametrize(
+    ("level", "min_count"),
+    [("byte", None), ("word", 1)],
+)
 def test_files_are_documents_in_the_order_of_their_paths(tmp_path, level, min_count):
     folder = tmp_path / "texts"
-    listed = files(folder, {**TEXTS, ".hidden": "nothing", "empty.txt": ""})
+    listed = files(
+        folder,
+        {**TEXTS, ".hidden": "nothing", "empty.txt": ""},
+    )
     texts = list(TEXTS.values())
     if level == "word":
         texts = [text.strip() + "\n" for text in texts]
@@ -59,7 +65,13 @@ def test_documents_begin_at_the_lines_that_the_corpus_names(tmp_path, name, leve
     document, start = CASES[name]
     text = "".join(document.replace("{i}", str(i)) for i in range(40))
     paths = files(tmp_path, {"text.txt": text})
-    corpus = corpus_of(paths, tmp_path, True, level=level, document_start=document_start(name))
+    corpus = corpus_of(
+        paths,
+        tmp_path,
+        True,
+        level=level,
+        document_start=document_start(name),
+    )
     assert text_of(corpus) == text_of(corpus_of(paths, tmp_path, level=level))
     if level == "word":
         start = start.strip()
@@ -76,11 +88,21 @@ def test_documents_begin_at_the_lines_that_the_corpus_names(tmp_path, name, leve
 def test_the_sentences_of_lm1b_are_documents(tmp_path, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "lm1b", {})
     text = "the cat sat\na dog\n" * 40
-    files(tmp_path, {f"lm1b/{split}.txt": text for split in SPLITS})
+    files(
+        tmp_path,
+        {f"lm1b/{split}.txt": text for split in SPLITS},
+    )
     lengths = {"batch_size": 2, "segment_len": 7}
-    folders = {"root": str(tmp_path), "cache_dir": str(tmp_path / "cache")}
+    folders = {
+        "root": str(tmp_path),
+        "cache_dir": str(tmp_path / "cache"),
+    }
     config = Lm1bData("lm1b", "word", **folders, **lengths)
-    module = StreamsDataModule(config, EvaluationConfig(**lengths), marked=True)
+    module = StreamsDataModule(
+        config,
+        EvaluationConfig(**lengths),
+        marked=True,
+    )
     corpus = module.corpus
     n_marked = np.count_nonzero(np.asarray(corpus.splits["valid"]) < 0)
     assert n_marked == len(corpus.sentences["valid"]) > 2

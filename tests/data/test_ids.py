@@ -33,7 +33,12 @@ FEW = np.arange(1000) % 37
 
 
 def ids_of(path: Any, folder: Path, marked: bool = False, **options: Any) -> Corpus:
-    return corpus_of(path, folder, marked, **{"level": "ids", **options})
+    return corpus_of(
+        path,
+        folder,
+        marked,
+        **{"level": "ids", **options},
+    )
 
 
 def saved(folder: Path, ids: Any, name: str = "notes.npy") -> str:
@@ -90,7 +95,11 @@ def test_ids_and_documents_are_those_of_the_writer(tmp_path, name):
 @pytest.mark.parametrize("dtype", ["u1", ">u2", ">i8"])
 def test_a_file_of_any_integers_is_cut_by_fractions(tmp_path, dtype):
     path = saved(tmp_path, FEW.astype(dtype))
-    corpus = ids_of(path, tmp_path, fractions=[0.5, 0.3, 0.2])
+    corpus = ids_of(
+        path,
+        tmp_path,
+        fractions=[0.5, 0.3, 0.2],
+    )
     assert [len(corpus.splits[split]) for split in SPLITS] == [500, 300, 200]
     assert np.array_equal(joined(corpus), FEW)
     assert corpus.vocabulary.decode([3, 36]) == "3 36"
@@ -98,7 +107,10 @@ def test_a_file_of_any_integers_is_cut_by_fractions(tmp_path, dtype):
 
 @pytest.mark.parametrize("dtype", RAW_DTYPES)
 def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(tmp_path, dtype):
-    (path,) = files(tmp_path, {"notes.bin": FEW.astype(dtype).tobytes()})
+    (path,) = files(
+        tmp_path,
+        {"notes.bin": FEW.astype(dtype).tobytes()},
+    )
     corpus = ids_of(path, tmp_path, dtype=dtype, vocab_size=50)
     assert np.array_equal(joined(corpus), FEW)
     assert len(corpus.vocabulary) == 50
@@ -110,8 +122,16 @@ def test_the_arrays_of_a_folder_are_documents(tmp_path, monkeypatch, marked):
     starts = [0, 100, 250, 470, 700]
     for number, part in enumerate(np.split(FEW, starts[1:])):
         dtype = "u2" if number % 2 else "i8"
-        saved(tmp_path, part.astype(dtype), f"pieces/{number}.npy")
-    corpus = ids_of(str(tmp_path / "pieces"), tmp_path, marked)
+        saved(
+            tmp_path,
+            part.astype(dtype),
+            f"pieces/{number}.npy",
+        )
+    corpus = ids_of(
+        str(tmp_path / "pieces"),
+        tmp_path,
+        marked,
+    )
     assert np.array_equal(joined(corpus), FEW)
     assert corpus.documents["train"].tolist() == starts
     begun = np.flatnonzero(np.asarray(corpus.splits["train"]) < 0)
@@ -123,17 +143,38 @@ def test_index_maps_of_trainings_are_left_out(tmp_path):
     write_megatron(tmp_path)
     files(tmp_path, {"corpus_text_document/cache/0-train-document_index.npy": b"\x93NUMPY"})
     prefix = "corpus_text_document_train_indexmap_9ns_8sl_1234s"
-    saved(tmp_path, np.arange(5), f"{prefix}_doc_idx.npy")
-    saved(tmp_path, np.zeros((10, 2), np.int32), f"{prefix}_sample_idx.npy")
-    saved(tmp_path, np.arange(9), f"{prefix}_shuffle_idx.npy")
+    saved(
+        tmp_path,
+        np.arange(5),
+        f"{prefix}_doc_idx.npy",
+    )
+    saved(
+        tmp_path,
+        np.zeros((10, 2), np.int32),
+        f"{prefix}_sample_idx.npy",
+    )
+    saved(
+        tmp_path,
+        np.arange(9),
+        f"{prefix}_shuffle_idx.npy",
+    )
     assert joined(ids_of(str(tmp_path), tmp_path / "elsewhere")).tolist() == IDS.tolist()
 
 
 @pytest.mark.parametrize("start", ["7", "<go>"])
 def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path, start):
-    (names,) = files(tmp_path, {"vocab.json": json.dumps({"<go>": 7, "x": 40})})
+    (names,) = files(
+        tmp_path,
+        {"vocab.json": json.dumps({"<go>": 7, "x": 40})},
+    )
     path = saved(tmp_path, FEW)
-    corpus = ids_of(path, tmp_path, True, names=names, document_start=start)
+    corpus = ids_of(
+        path,
+        tmp_path,
+        True,
+        names=names,
+        document_start=start,
+    )
     assert corpus.documents["train"].tolist() == [0, *range(7, 900, 37)]
     assert len(corpus.vocabulary) == 41
     assert corpus.vocabulary.decode([7, 8, 40]) == "<go> 8 x"
@@ -210,7 +251,11 @@ def test_a_record_without_a_list_of_ids_is_refused(tmp_path, value):
         ids_of(files(tmp_path, {"a.jsonl": lines}), tmp_path)
 
 
-MISFITS = [write_llm_c, write_megatron, lambda folder: Path(saved(folder, FEW))]
+MISFITS = [
+    write_llm_c,
+    write_megatron,
+    lambda folder: Path(saved(folder, FEW)),
+]
 
 
 @pytest.mark.parametrize("write", MISFITS)
@@ -224,16 +269,30 @@ def test_files_that_do_not_fit_their_header_are_refused(tmp_path, write):
 
 def test_a_type_belongs_to_its_file():
     """A run of 16-bit ids scores a file of 32 bits by its own type, and needs one for a raw file."""
-    run = FileData("file", "ids", path="a.bin", dtype="uint16", column="tokens")
+    run = FileData(
+        "file",
+        "ids",
+        path="a.bin",
+        dtype="uint16",
+        column="tokens",
+    )
     plain = file_data(run, "b.npy", "ids")
     assert (plain.dtype, plain.column) == (None, None)
-    other = file_data(run, {"path": "b.bin", "dtype": "int32"}, "ids")
+    other = file_data(
+        run,
+        {"path": "b.bin", "dtype": "int32"},
+        "ids",
+    )
     assert (other.path, other.dtype) == ("b.bin", "int32")
     with pytest.raises(OptionError, match="may have path, dtype, format, column"):
         file_data(run, {"path": "b.bin", "type": "int32"}, "ids")
 
 
-PIECES = [("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)]
+PIECES = [
+    ("<unk>", 0.0),
+    ("▁a", -1.0),
+    ("b", -2.0),
+]
 UNIGRAM = Tokenizer(models.Unigram(PIECES, unk_id=0)).to_str()
 NAMES = [
     ("names.txt", "note 0\nnote 1\nnote 2\n", ["note 0", "note 1", "note 2"]),

@@ -25,7 +25,12 @@ from txl_lightning.data.streams import ShuffledStreams
 from txl_lightning.errors import UserError
 
 SIZES = {"train": 900, "valid": 50, "test": 50}
-OF_WORDS = {"vocabulary": 6, "train": 10, "valid": 10, "test": 10}
+OF_WORDS = {
+    "vocabulary": 6,
+    "train": 10,
+    "valid": 10,
+    "test": 10,
+}
 PUBLISHED_HERE = {
     "enwik8, newlines kept": {"vocabulary": 5, **SIZES},
     "enwik8, newlines dropped": {"vocabulary": 4},
@@ -42,10 +47,18 @@ PUBLISHED_HERE = {
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty data folder without a network; published sizes fit the texts that these tests write."""
     monkeypatch.delenv("TXL_DATA", raising=False)
-    monkeypatch.setattr(published_corpora, "CHARACTERS", sum(SIZES.values()))
+    monkeypatch.setattr(
+        published_corpora,
+        "CHARACTERS",
+        sum(SIZES.values()),
+    )
     for name, sizes in PUBLISHED_HERE.items():
         monkeypatch.setitem(PUBLISHED, name, sizes)
-    monkeypatch.setattr(published_corpora, "_download", MagicMock(side_effect=OSError("offline")))
+    monkeypatch.setattr(
+        published_corpora,
+        "_download",
+        MagicMock(side_effect=OSError("offline")),
+    )
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
 
@@ -57,7 +70,11 @@ def config_of(folder: Path, name: str, **options: Any) -> DataConfig:
 
 
 def in_splits(text: Any) -> list[Any]:
-    return [text[:900], text[900:950], text[950:]]
+    return [
+        text[:900],
+        text[900:950],
+        text[950:],
+    ]
 
 
 def split_files(pattern: str, contents: list[bytes]) -> dict[str, bytes]:
@@ -89,7 +106,10 @@ SHARDS = {
 }
 HELD_OUT = {"lm1b/1b/held-out/news.en.heldout-00000-of-00050": b"a dog sat\nthe cat\n"}
 SIX_OF_LM1B = ("<S>", "<UNK>", "the", "cat", "dog", "sat")
-STARTS = [" ".join(["<S> the cat <S> the dog sat"] * 99), *["<S> <UNK> dog sat <S> the cat"] * 2]
+STARTS = [
+    " ".join(["<S> the cat <S> the dog sat"] * 99),
+    *["<S> <UNK> dog sat <S> the cat"] * 2,
+]
 BOTH_TRAIN = " ".join(["<S> the cat <S> <S> the dog sat <S>"] * 99)
 BOTH = [BOTH_TRAIN, *["<S> <UNK> dog sat <S> <S> the cat <S>"] * 2]
 LEVELS = {"enwik8": "byte", "text8": "char", "wikipedia-2015": "char"}
@@ -143,8 +163,14 @@ def test_every_layout_is_the_same(root, monkeypatch, name, layout, expected, opt
 
 
 CUT_OFF = {"wikipedia-2015/wikipedia-2015.txt.xz": lzma.compress(b"a b" * 99)[:-20]}
-LONG_VALID = split_files("wikitext-2/{}.txt", [WORDS, WORDS * 2, WORDS])
-WITHOUT_CAT = split_files("wikitext-2/{}.txt", [WORDS.replace(b"cat", b"the"), WORDS, WORDS])
+LONG_VALID = split_files(
+    "wikitext-2/{}.txt",
+    [WORDS, WORDS * 2, WORDS],
+)
+WITHOUT_CAT = split_files(
+    "wikitext-2/{}.txt",
+    [WORDS.replace(b"cat", b"the"), WORDS, WORDS],
+)
 LESS = dict([*SHARDS.items()][1:]) | HELD_OUT
 OTHERS = [
     ("wikitext-2", LONG_VALID, r"wikitext-2: .* has 20 \(valid\) where 10 are pub"),
@@ -170,8 +196,17 @@ def test_a_data_folder_must_be_one(tmp_path, monkeypatch):
 
 
 def test_sentences_of_lm1b_are_shuffled_in_training_only(root):
-    files(root, SHARDS | {name: text * 30 for name, text in HELD_OUT.items()})
-    data = config_of(root.parent, "lm1b", root=str(root), batch_size=4, segment_len=5)
+    files(
+        root,
+        SHARDS | {name: text * 30 for name, text in HELD_OUT.items()},
+    )
+    data = config_of(
+        root.parent,
+        "lm1b",
+        root=str(root),
+        batch_size=4,
+        segment_len=5,
+    )
     module = StreamsDataModule(data, EvaluationConfig(2, 5))
     train = module.train_dataloader()
     valid = module.val_dataloader()
@@ -184,9 +219,20 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The archive of Penn Treebank, at its address."""
     words = b" a b <unk> \n b a \n" * 9
     inside = ADDRESSES["ptb"][1]
-    files(tmp_path / "made", split_files(f"{inside}/ptb.{{}}.txt", [words] * 3))
-    made = shutil.make_archive(str(tmp_path / "packed"), "gztar", tmp_path / "made")
-    monkeypatch.setitem(ADDRESSES, "ptb", (Path(made).as_uri(), inside))
+    files(
+        tmp_path / "made",
+        split_files(f"{inside}/ptb.{{}}.txt", [words] * 3),
+    )
+    made = shutil.make_archive(
+        str(tmp_path / "packed"),
+        "gztar",
+        tmp_path / "made",
+    )
+    monkeypatch.setitem(
+        ADDRESSES,
+        "ptb",
+        (Path(made).as_uri(), inside),
+    )
     monkeypatch.setitem(PUBLISHED, "ptb", {"vocabulary": 4})
     monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path / "downloads")
     monkeypatch.delenv("TXL_DATA", raising=False)

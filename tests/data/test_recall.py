@@ -19,15 +19,30 @@ ONE = Recall((12,), 0.9, 8)
 
 
 def load(folder: Path, **options: object) -> Corpus:
-    given = {"distance": 12, "n_tokens": 20_000, "cache_dir": str(folder), **options}
+    given = {
+        "distance": 12,
+        "n_tokens": 20_000,
+        "cache_dir": str(folder),
+        **options,
+    }
     return load_corpus(RecallData(name="recall", level="char", **given))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recall", [ONE, Recall((4, 4, 8, 12), 0.8, 4)], ids=["one", "lanes"])
+@pytest.mark.parametrize(
+    "recall",
+    [
+        ONE,
+        Recall((4, 4, 8, 12), 0.8, 4),
+    ],
+    ids=["one", "lanes"],
+)
 def test_the_entropy_is_the_mean_loss_of_the_exact_model(recall):
     n = 300_000
-    tokens = np.frombuffer(recall.text(n, seed=3).encode(), np.uint8)
+    tokens = np.frombuffer(
+        recall.text(n, seed=3).encode(),
+        np.uint8,
+    )
     positions = np.arange(16, n, 11)
     reader = WindowReader(RecallOracle(recall), one_pass=True)
     for c in (1, 3, 4, 8, 11, 12, 16):
@@ -40,7 +55,11 @@ def test_the_closed_forms_and_the_default_of_the_example():
     assert ONE.entropy(11) == log(8)
     assert ONE.entropy(12) == pytest.approx(-0.9125 * log(0.9125) - 7 * 0.0125 * log(0.0125))
     options = yaml.safe_load((CONF / "data/recall.yaml").read_text())
-    default = Recall((options["distance"],), options["repeats"], options["symbols"])
+    default = Recall(
+        (options["distance"],),
+        options["repeats"],
+        options["symbols"],
+    )
     assert recall_oracle.TEXT == recall_oracle.oracle().text == default
 
 

@@ -35,7 +35,10 @@ def records_of(folder: Path, path: Any, **options: Any) -> list[str]:
     return documents_of(load_corpus(config, Vocabulary("byte"), whole=True))
 
 
-DICTIONARY = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+DICTIONARY = pyarrow.dictionary(
+    pyarrow.int32(),
+    pyarrow.string(),
+)
 WRITTEN = {
     "c4-train.00000-of-01024.json.gz": gzip.compress(JSON_LINES),
     "pzstd.jsonl.zst": pzstd_of(JSON_LINES),
@@ -50,14 +53,24 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_every_record_is_a_document(tmp_path, name):
-    (path,) = files(tmp_path, {name: WRITTEN[name]})
+    (path,) = files(
+        tmp_path,
+        {name: WRITTEN[name]},
+    )
     assert records_of(tmp_path, path) == [text.removesuffix("\n") + "\n" for text in TEXTS]
 
 
 def test_a_folder_of_objects_over_several_lines_is_records(tmp_path):
     for n in range(9):
-        record = {"id": n, "title": "x", "text": f"text {n}"}
-        files(tmp_path / "documents", {f"{n}.json": json.dumps(record, indent=2)})
+        record = {
+            "id": n,
+            "title": "x",
+            "text": f"text {n}",
+        }
+        files(
+            tmp_path / "documents",
+            {f"{n}.json": json.dumps(record, indent=2)},
+        )
     assert records_of(tmp_path, tmp_path / "documents") == [f"text {n}\n" for n in range(9)]
 
 
@@ -65,7 +78,10 @@ def test_shards_whose_first_record_is_long_are_records(tmp_path):
     texts = ["word " * 30_000, "b", "c"]
     lines = json_lines([{"url": "x", "raw_content": text} for text in texts])
     shard = pyarrow.compress(lines, "zstd", asbytes=True)
-    files(tmp_path / "crawl", {"0.json.zst": shard, "1.json.zst": shard})
+    files(
+        tmp_path / "crawl",
+        {"0.json.zst": shard, "1.json.zst": shard},
+    )
     expected = [f"{text}\n" for text in texts] * 2
     assert records_of(tmp_path, tmp_path / "crawl", column="raw_content") == expected
 
@@ -76,7 +92,10 @@ def test_quotes_of_tsv_are_characters(tmp_path):
     (path,) = files(tmp_path, {"validated.tsv": rows})
     expected = ['"an open quote\n', "second\n", 'a closed one"\n', "last\n"]
     assert records_of(tmp_path, path) == expected
-    (path,) = files(tmp_path, {"quoted.tsv": csv_of("\t")})
+    (path,) = files(
+        tmp_path,
+        {"quoted.tsv": csv_of("\t")},
+    )
     assert len(records_of(tmp_path, path, format="csv")) == len(TEXTS)
 
 
@@ -111,7 +130,10 @@ def test_a_column_is_chosen_and_nulls_are_counted(tmp_path, capsys):
 
 
 def test_a_text_has_no_column(tmp_path):
-    (path,) = files(tmp_path, {"a.txt": "text\n" * 9})
+    (path,) = files(
+        tmp_path,
+        {"a.txt": "text\n" * 9},
+    )
     with pytest.raises(OptionError, match=r"must be null for .*a\.txt: it is text"):
         records_of(tmp_path, path, column="body")
 
@@ -128,7 +150,10 @@ BAD = [
 
 @pytest.mark.parametrize(("line", "words"), BAD)
 def test_a_bad_record_ends_with_its_line_or_is_counted(tmp_path, capsys, line, words):
-    (path,) = files(tmp_path, {"a.jsonl": b'{"text": "a"}\n' + line + b'\n{"text": "b"}\n'})
+    (path,) = files(
+        tmp_path,
+        {"a.jsonl": b'{"text": "a"}\n' + line + b'\n{"text": "b"}\n'},
+    )
     with pytest.raises(OptionError, match=f"{words}.*data.skip_bad=true leaves it out"):
         records_of(tmp_path, path)
     assert records_of(tmp_path, path, skip_bad=True) == ["a\n", "b\n"]
@@ -188,7 +213,11 @@ def test_a_damaged_file_is_named(tmp_path, name, content, words):
 
 def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path):
     folder = tmp_path / "saved"
-    texts = {"train": TEXTS[:30], "validation": TEXTS[30:35], "test": TEXTS[35:]}
+    texts = {
+        "train": TEXTS[:30],
+        "validation": TEXTS[30:35],
+        "test": TEXTS[35:],
+    }
     saved = {split: datasets.Dataset.from_dict({"text": rows}) for split, rows in texts.items()}
     shards = {"train": 2, "validation": 1, "test": 1}
     datasets.DatasetDict(saved).save_to_disk(folder, num_shards=shards)
@@ -205,7 +234,10 @@ SENTENCES = [f"日本語のテキスト {n % 9} です。 größer {'x ' * (n % 
 def test_cuts_between_splits_keep_records(tmp_path, level):
     """A cut moves forward to a character or line; documents begin where the records do all the same."""
     records = [{"text": text} for text in SENTENCES]
-    (path,) = files(tmp_path, {"a.jsonl": json_lines(records)})
+    (path,) = files(
+        tmp_path,
+        {"a.jsonl": json_lines(records)},
+    )
     lines = SENTENCES
     options = {}
     if level == "word":

@@ -23,8 +23,16 @@ def shuffled(lengths: list[int], *sizes: int, seed: int | None = None) -> Shuffl
     starts = []
     for i, n in enumerate(lengths):
         starts.append(len(tokens))
-        tokens += [SENTENCE, *range(100 * i + 100, 100 * i + 100 + n)]
-    return ShuffledStreams(np.array(tokens, np.int32), *sizes, starts=np.array(starts), seed=seed)
+        tokens += [
+            SENTENCE,
+            *range(100 * i + 100, 100 * i + 100 + n),
+        ]
+    return ShuffledStreams(
+        np.array(tokens, np.int32),
+        *sizes,
+        starts=np.array(starts),
+        seed=seed,
+    )
 
 
 VARIED = [1 + i * 7 % 9 for i in range(120)]
@@ -35,20 +43,36 @@ KINDS = {
     "shuffled": lambda *sizes: shuffled(VARIED, *sizes, seed=2),
     "sentences in order": lambda *sizes: shuffled(VARIED, *sizes),
 }
-each_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+each_kind = pytest.mark.parametrize(
+    "make",
+    KINDS.values(),
+    ids=KINDS,
+)
 few_streams = st.integers(1, 4)
 lengths_of_segments = st.integers(1, 9)
 
 
 def epoch(streams: Streams) -> torch.Tensor:
-    return torch.cat([segment.targets for segment in streams], dim=1)
+    return torch.cat(
+        [segment.targets for segment in streams],
+        dim=1,
+    )
 
 
-@given(few_streams, lengths_of_segments, st.integers(2, 12), st.integers(0, 3))
+@given(
+    few_streams,
+    lengths_of_segments,
+    st.integers(2, 12),
+    st.integers(0, 3),
+)
 def test_every_token_but_the_first_is_one_target(batch_size, segment_len, stream_len, rest):
     trimmed = min(rest, batch_size - 1)
     n_read = batch_size * stream_len
-    streams = Streams(np.arange(n_read + trimmed), batch_size, segment_len)
+    streams = Streams(
+        np.arange(n_read + trimmed),
+        batch_size,
+        segment_len,
+    )
     segments = list(streams)
     expected = torch.arange(n_read).view(batch_size, stream_len)[:, 1:]
     assert torch.equal(epoch(streams), expected)
@@ -66,7 +90,10 @@ def test_extended_context_is_the_tokens_before(make, batch_size, segment_len, ex
     for segment in streams:
         n = segment.targets.shape[1]
         n_extended = min(ext_len, segment.number * segment_len)
-        extended, tokens = segment.tokens.tensor_split([n_extended], dim=1)
+        extended, tokens = segment.tokens.tensor_split(
+            [n_extended],
+            dim=1,
+        )
         assert torch.equal(extended, past[:, past.shape[1] - n_extended :])
         assert tokens.shape[1] == n
         assert torch.equal(tokens[:, 1:], segment.targets[:, :-1])
@@ -119,7 +146,10 @@ def test_every_target_has_its_position_and_the_rest_a_reason(make, batch_size, s
     places = []
     for index in range(len(streams)):
         positions = streams.positions(index)
-        np.testing.assert_array_equal(text[positions], streams[index].targets)
+        np.testing.assert_array_equal(
+            text[positions],
+            streams[index].targets,
+        )
         places += positions.ravel().tolist()
     assert len(places) == len(set(places)) == streams.n_targets
     assert len(text) - len(places) == sum(streams.left_out.values())
@@ -156,7 +186,11 @@ def test_a_stopped_iteration_continues_exactly_if_its_state_is_restored(make):
 @given(
     few_streams,
     lengths_of_segments,
-    st.lists(st.integers(1, 9), min_size=60, max_size=90),
+    st.lists(
+        st.integers(1, 9),
+        min_size=60,
+        max_size=90,
+    ),
     st.none() | st.just(1),
 )
 def test_a_stream_is_whole_sentences(n, segment_len, lengths, seed):
@@ -168,7 +202,10 @@ def test_a_stream_is_whole_sentences(n, segment_len, lengths, seed):
         for token in tokens:
             if token != SENTENCE and token % 100 == 0:  # a sentence's first word
                 number = token // 100
-                expected += [SENTENCE, *range(token, token + lengths[number - 1])]
+                expected += [
+                    SENTENCE,
+                    *range(token, token + lengths[number - 1]),
+                ]
                 seen.append(number)
         assert tokens in (expected[: len(tokens)], [*expected, SENTENCE])
     assert len(seen) == len(set(seen)), "no sentence is read twice in an epoch"

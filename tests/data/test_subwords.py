@@ -102,13 +102,19 @@ def tokenizer(way: str) -> str:
         made.model = models.BPE(byte_fallback=True)
         made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
         byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
-        trainer = trainers.BpeTrainer(special_tokens=byte_tokens, **{**options, "vocab_size": 900})
+        trainer = trainers.BpeTrainer(
+            special_tokens=byte_tokens,
+            **{**options, "vocab_size": 900},
+        )
     made.pre_tokenizer = WAYS[way]
     if way == "gpt2 nfc":
         made.normalizer = normalizers.NFC()
     if way == "metaspace of gemma":
         made.normalizer = normalizers.Replace(" ", "▁")
-    made.train_from_iterator((PROSE + CODE).splitlines(keepends=True), trainer)
+    made.train_from_iterator(
+        (PROSE + CODE).splitlines(keepends=True),
+        trainer,
+    )
     if way == "gpt2 added":
         made.add_tokens([AddedToken(" " * n, normalized=True) for n in (4, 8)])
         made.add_special_tokens(["<|end|>"])
@@ -161,7 +167,10 @@ def test_ids_are_those_of_the_whole_text(way, name, monkeypatch):
 PARTS = st.text(max_size=40) | st.sampled_from(["\n\n", "  ", " x", "größer\r\n", "\x1c"])
 
 
-@given(st.lists(PARTS, max_size=12), st.integers(1, 9))
+@given(
+    st.lists(PARTS, max_size=12),
+    st.integers(1, 9),
+)
 def test_ids_do_not_depend_on_how_the_text_is_read(parts, size):
     text = "".join(parts)
     chunks = map(str.encode, in_chunks(text, size))
@@ -174,7 +183,15 @@ def test_documents_are_encoded_each_for_itself(way):
     expected = [ids_of(way, text) for text in documents]
     contents = [text.encode() for text in documents]
     first, *inner, last = contents
-    cut = [[first[:1]], [first[1:], *inner, last[:9]], [last[9:]]]
+    cut = [
+        [first[:1]],
+        [
+            first[1:],
+            *inner,
+            last[:9],
+        ],
+        [last[9:]],
+    ]
     for chunks in ([contents], cut):
         tokens = []
         begins = []
@@ -237,7 +254,10 @@ def test_dropout_of_training_is_off():
 
 def test_one_unknown_character_is_named_with_its_bytes():
     """By a unigram tokenizer without fallback to bytes."""
-    pieces = [("<unk>", 0.0), *((character, -2.0) for character in "▁abcdefghijklmnopqrstuvwxyz.")]
+    pieces = [
+        ("<unk>", 0.0),
+        *((character, -2.0) for character in "▁abcdefghijklmnopqrstuvwxyz."),
+    ]
     made = Tokenizer(models.Unigram(pieces, unk_id=0))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     made.decoder = decoders.Metaspace(prepend_scheme="never")

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from txl_lightning.data import vocabulary as counting
 from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary
 
-TEXTS = st.text(alphabet=st.sampled_from("ab <unk>é\u3000\n\r𝄞"), max_size=60)
+TEXTS = st.text(
+    alphabet=st.sampled_from("ab <unk>é\u3000\n\r𝄞"),
+    max_size=60,
+)
 
 
 def lines(text: str) -> list[bytes]:
@@ -39,7 +42,10 @@ def test_words_are_those_of_the_original(train, valid):
     counts = Counter()
     for line in words_of_the_original(train):
         counts.update([*line, "<eos>"])
-    expected = ["<eos>", *(word for word, _ in counts.most_common() if word != "<eos>")]
+    expected = [
+        "<eos>",
+        *(word for word, _ in counts.most_common() if word != "<eos>"),
+    ]
     if "<unk>" not in expected:
         expected.append("<unk>")
     vocabulary = counting.words(lines(train))
@@ -59,14 +65,20 @@ def test_sentences_of_lm1b_begin_with_one_mark_and_blank_lines_are_none(text):
     expected = []
     for line in words_of_the_original(text):
         if line:
-            expected += ["<S>", *(word if word in ("a", "b") else "<UNK>" for word in line)]
+            expected += [
+                "<S>",
+                *(word if word in ("a", "b") else "<UNK>" for word in line),
+            ]
     tokens = tokens_of(vocabulary, lines(text))
     assert [vocabulary.symbols[token] for token in tokens] == expected
 
 
 @given(st.binary(max_size=80))
 def test_bytes_of_enwik8_the_papers_way_and_the_true_way(content):
-    pieces = [content[:9], content[9:]]
+    pieces = [
+        content[:9],
+        content[9:],
+    ]
     kept = counting.bytes_with_newlines(pieces)
     dropped = counting.bytes_without_newlines(pieces)
     most_common = [chr(value) for value, _ in Counter(content).most_common()]
