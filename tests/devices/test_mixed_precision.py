@@ -19,7 +19,11 @@ def test_losses_norms_and_memory_are_in_float32(arm):
         if isinstance(module, nn.LayerNorm):
             module.register_forward_hook(lambda _, inputs, output: seen.extend((*inputs, output)))
     with torch.autocast("cpu", torch.bfloat16):
-        nll_BT, memory = score_segments(model, torch.cat([tokens(), tokens()], dim=1), 6)
+        nll_BT, memory = score_segments(
+            model,
+            torch.cat([tokens(), tokens()], dim=1),
+            6,
+        )
     states = memory.states if isinstance(memory, Memory) else memory.cells
     nll_BT.mean().backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]

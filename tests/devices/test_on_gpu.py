@@ -107,6 +107,9 @@ def test_no_step_without_a_log_entry_waits(overrides, tmp_path):
 def test_a_run_on_a_gpu_ends_as_on_the_cpu(tmp_path):
     options = ("trainer.precision=32-true", "model.dropout=0")
     on_cpu = train(tiny_config(tmp_path, *options), tmp_path / "a")
-    on_gpu = train(tiny_config(tmp_path, *options, GPU[0]), tmp_path / "b")
+    on_gpu = train(
+        tiny_config(tmp_path, *options, GPU[0]),
+        tmp_path / "b",
+    )
     assert on_gpu["val/nll"] == pytest.approx(on_cpu["val/nll"], rel=1e-3)
     assert json.loads((tmp_path / "b/metrics.json").read_text()) == on_gpu

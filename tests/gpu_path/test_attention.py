@@ -64,10 +64,20 @@ def _the_kernel_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def attend(sizes: str, dropout: float = 0.0, documents: bool = False) -> None:
     """Forward and backward pass of one layer's attention in bfloat16."""
     H, B, T, K, E = SIZES[sizes]
-    shapes = [(H, B, T, E), (H, B, K, E), (H, B, K, E), (H, K + 1, E), (H, E), (H, E)]
+    shapes = [
+        (H, B, T, E),
+        (H, B, K, E),
+        (H, B, K, E),
+        (H, K + 1, E),
+        (H, E),
+        (H, E),
+    ]
     options = {"device": "meta", "dtype": torch.bfloat16}
     inputs = [torch.empty(shape, requires_grad=True, **options) for shape in shapes]
-    mask = torch.empty((B, T, K) if documents else (T, K), **options)
+    mask = torch.empty(
+        (B, T, K) if documents else (T, K),
+        **options,
+    )
     visible = VisibleKeys(mask, sees_memory=True)
     operands = AttentionInputs(*inputs, None, "abcd", visible)
     heads_HBTE = attend_with_kernel(operands, Dropout(dropout))
@@ -110,10 +120,21 @@ def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
     window = tokens()
     results = []
     for multiple in (1, 8):
-        monkeypatch.setattr(gpu, "n_padding", lambda n, x, multiple=multiple: -n % multiple)
+        monkeypatch.setattr(
+            gpu,
+            "n_padding",
+            lambda n, x, multiple=multiple: -n % multiple,
+        )
         model.zero_grad()
-        first, memory = model.score(window[:, :-1], window[:, 1:])
-        second, _ = model.score(window[:, :-1], window[:, 1:], memory)
+        first, memory = model.score(
+            window[:, :-1],
+            window[:, 1:],
+        )
+        second, _ = model.score(
+            window[:, :-1],
+            window[:, 1:],
+            memory,
+        )
         (first + second).mean().backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         results.append([first, second, model.log_probabilities(model(window)[0]), *gradients])
@@ -130,7 +151,11 @@ def test_padded_distances_change_no_score_under_a_mask_that_is_not_causal(monkey
     torch.testing.assert_close(masked_scores(inputs), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}, {"documents": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dropout": 0.1}, {"documents": True}],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("sizes", "launches", "scores"), [("enwik8 base", 26, 4.0), ("wt103 base", 34, 6.5)]
 )

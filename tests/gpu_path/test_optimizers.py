@@ -23,7 +23,10 @@ def scaled_step(
     optimizer, _ = make_optimizer(model, config, 10, fused=False)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     window = tokens()
-    nll_BT, _ = model.score(window[:, :-1], window[:, 1:])
+    nll_BT, _ = model.score(
+        window[:, :-1],
+        window[:, 1:],
+    )
     scaler.scale(nll_BT.mean()).backward()
     if poisoned:
         model.layers[0].attention.qkv.weight.grad[0, 0] = torch.inf

@@ -71,7 +71,10 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
     return chosen
 
 
-@pytest.mark.parametrize(("visible", "index"), [(4, 2), (1, 0)])
+@pytest.mark.parametrize(
+    ("visible", "index"),
+    [(4, 2), (1, 0)],
+)
 def test_a_command_makes_its_gpu_the_current_one(visible, index, devices, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setenv("LOCAL_RANK", "2")

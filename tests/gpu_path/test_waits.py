@@ -61,6 +61,13 @@ def test_a_step_copies_from_pinned_memory_alone(loss, segment_len, monkeypatch):
     monkeypatch.setattr(LanguageModelModule, "device", torch.device("cuda"))
     window = torch.ones(B, 7).long()
     with CopiesToGpu() as copies:
-        add_gradients(module, Batch(window[:, 1:], window[:, 1:], number=0))
+        add_gradients(
+            module,
+            Batch(
+                window[:, 1:],
+                window[:, 1:],
+                number=0,
+            ),
+        )
     assert copies.n == (6 // segment_len if loss == "random_half" else 0)
     assert copies.waits == 0
