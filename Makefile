@@ -26,14 +26,17 @@ help:
 	@echo "make docs | dist   the documentation as a site in site/; sdist and wheel in dist/, the wheel tested"
 
 help-tests:
-	@echo "make test           every test that has no marker slow or full: three minutes"
-	@echo "make test-slow      CI's longer tests: kills, ranks, commands, pages"
-	@echo "make test-numerics  model, streams, losses and one resumed run: three minutes of one core"
-	@echo "make test-shapes    tests/model with every annotated shape checked"
-	@echo "make test-all       everything: full products, soaks, many kills"
-	@echo "make test-avx2 | test-isa   test-numerics as on other processors: AVX2; AVX2 and SSE4.2"
-	@echo "make test-pythons [SUITE=test] [PYTHONS='python3.12 …']   a suite with each Python of this machine"
-	@echo "make test-hf | test-hf-all | test-triton | test-crossings   optional libraries, in environments of their own"
+	@echo "make test           every test without the marker slow or full: 3 minutes on two idle cores"
+	@echo "make test-slow      killed runs, several processes, complete commands, the documentation's examples: 6 minutes"
+	@echo "make test-numerics  the tests whose numbers another processor or Python could change: 1 minute"
+	@echo "make test-shapes    tests/model, with every annotated shape checked: 1 minute"
+	@echo "make test-all       every test, including all combinations of options and long runs: 17 minutes"
+	@echo "make test-avx2      test-numerics with AVX2 instructions only: 1 minute"
+	@echo "make test-isa       test-avx2, then test-numerics with SSE4.2 instructions only: 4 minutes"
+	@echo "make test-pythons [SUITE=test] [PYTHONS='python3.12 …']   a suite with each Python of this machine: 9 minutes each"
+	@echo "make test-hf | test-triton   optional libraries, in separate environments: 1 minute; 3 minutes"
+	@echo "make test-hf-all    every causal model type in transformers: 15 minutes"
+	@echo "make test-crossings   other loggers, launchers and papermill, in a separate environment"
 
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.
 $(READY): pyproject.toml constraints.txt

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from txl_lightning.commands import Command, register_measurement
 from txl_lightning.config.lengths import in_windows
 from txl_lightning.evaluation.protocol import Protocol
 from txl_lightning.evaluation.trained import checkpoint_corpus, load_trained
 from txl_lightning.files import write_json
+from txl_lightning.registry import Command, register_measurement
 
 
 @dataclass

@@ -24,7 +24,6 @@ from txl_lightning.data.vocabulary import END_OF_LINE
 from txl_lightning.evaluation.continuations import Continuation, encode_pair, score_continuations
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, protocol_from_options
-from txl_lightning.evaluation.texts import encode_open
 from txl_lightning.evaluation.trained import load_trained
 
 N_GENERATED = 256  # tokens at most where a task does not say how many
@@ -92,7 +91,7 @@ class TransformerXLForHarness(LM):
         vocabulary = self.trained.vocabulary
         for request in requests:
             context, options = request.args
-            tokens = encode_open(vocabulary, context, self.trained.closed_sentences)
+            tokens = self.trained.encode(context)
             if not tokens:
                 tokens = self.start
             n_tokens = options.get("max_gen_toks", N_GENERATED)

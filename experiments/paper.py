@@ -16,7 +16,7 @@ TABLE_2: dict[str, tuple[int | None, float]] = {
     "Transformer-XL": (41, 1.06),
     "Al-Rfou": (44, 1.11),
 }
-"""Millions of parameters and bits a byte (the paper says bpc) on enwik8, models of 12 layers."""
+"""Millions of parameters and bits per byte (the paper says bpc) on enwik8, models of 12 layers."""
 
 
 @dataclass(frozen=True)

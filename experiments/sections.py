@@ -177,7 +177,12 @@ class Section:
 
 def unit_words(unit: str) -> str:
     """Return a unit's name for readers; `bpc` is used for characters."""
-    names = {"ppl": "perplexity", "bpc": "bits a character", "bpb": "bits a byte"}
+    names = {
+        "ppl": "perplexity",
+        "bpc": "bits per character",
+        "bpb": "bits per byte",
+        "bits a byte": "bits per byte",  # in results up to version 0.6.0
+    }
     return names.get(unit, unit)
 
 

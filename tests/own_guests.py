@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from txl_lightning.commands import COMMANDS
 from txl_lightning.config.architecture import KINDS
-from txl_lightning.config.schemas import OWN_OPTIONS
+from txl_lightning.config.schemas import SCHEMAS
 from txl_lightning.data import corpus  # noqa: F401 - registers the corpora
 from txl_lightning.data.sources import CORPORA, LEVELS_OF
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.transformer_xl import VARIANTS
-from txl_lightning.registry import CHOICES, OWN, VARIABLE
+from txl_lightning.registry import CHOICES, COMMANDS, OWN, VARIABLE
 
 for variant in (Path(__file__).parents[1] / "txl_lightning/variants").glob("[!_]*.py"):
     VARIANTS.named(variant.stem)
@@ -25,7 +24,7 @@ REGISTRIES: tuple[Any, ...] = (
     VARIANTS,
     CORPORA,
     LEVELS_OF,
-    OWN_OPTIONS,
+    SCHEMAS,
     CHOICES,
     COMMANDS,
 )
@@ -46,7 +45,8 @@ def forget_guests() -> None:
 def _forget_configs() -> None:
     *_, built_in_choices, built_in_commands = BUILT_IN
     store = ConfigStore.instance().repo
-    for group, name in set(CHOICES) - built_in_choices:
+    for choice in set(CHOICES) - built_in_choices:
+        group, _, name = choice.partition("/")
         choices = store.get(group, {})
         choices.pop(f"{name}.yaml", None)
         choices.pop(f"{name}_schema.yaml", None)

@@ -20,8 +20,8 @@ from tests.data.helpers import files
 from tests.in_process import refusal
 from tests.training.small_run import TINY, trained
 from txl_lightning.application import EXPECTED, one_line, register
-from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import CONF, typed
+from txl_lightning.registry import COMMANDS
 
 ABBREVIATIONS = {
     "TINY": "data=recall profile=smoke logger=none",

@@ -17,10 +17,10 @@ from omegaconf import OmegaConf
 from txl_lightning import TransformerXL
 from txl_lightning.application import compose as compose_train
 from txl_lightning.application import register
-from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import CONF, Config
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.models import Model, make_model
+from txl_lightning.registry import COMMANDS
 from txl_lightning.training.loggers import lightning_loggers
 from txl_lightning.training.optimizers import make_optimizer
 from txl_lightning.training.run import own_callbacks

@@ -18,9 +18,9 @@ from tests.forked import ForkedCommand, start_module
 from tests.in_process import run_txl, success
 from tests.small_multirun import results, words, written
 from txl_lightning.application import composition, register
-from txl_lightning.commands import COMMANDS
 from txl_lightning.files import locked
 from txl_lightning.launcher import run_in_process
+from txl_lightning.registry import COMMANDS
 
 
 def start(directory: Path, *arguments: str, **variables: str) -> ForkedCommand:

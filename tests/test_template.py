@@ -118,7 +118,7 @@ def test_lightnings_names_of_our_options(tmp_path: Path) -> None:
         ("trainer.num_thread=3", "no such option, did you mean trainer.num_threads?"),
         (
             "trainer.limit_val_batches=0.5",
-            "trainer.val_max_segments=0.5: Value '0.5' of type 'float' could not be converted",
+            "Value '0.5' of type 'float' could not be converted to Integer full_key: trainer.val_max",
         ),
         ("trainer.plugins=[]", "is set by txl train: a run has its own plugins"),
         ("trainer.strategy=fsdp", "trainer.strategy=fsdp: must be auto or ddp"),

@@ -50,10 +50,8 @@ OUTSIDE_THE_MODEL = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what has a name, and with it torch or Lightning, at the first use: `txl --help` needs neither."""
+    """Import what has a name, and with it torch or Lightning, when it is used: `txl --help` needs neither."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(
-        import_module(f"txl_lightning.{OUTSIDE_THE_MODEL.get(name, 'model')}"), name
-    )
-    return value
+    module = OUTSIDE_THE_MODEL.get(name, "model")
+    return getattr(import_module(f"txl_lightning.{module}"), name)

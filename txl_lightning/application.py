@@ -13,35 +13,27 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException, HydraException
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-from yaml import YAMLError
 
-from txl_lightning.commands import COMMANDS, Command
-from txl_lightning.config.schemas import (
-    CONF,
-    LIGHTNINGS_NAMES,
-    Config,
-    schemas,
-    typed,
-    why_refused,
-)
+from txl_lightning.config.schemas import CONF, OPEN_GROUPS, REMOVED, SCHEMAS, Config, flat, typed
 from txl_lightning.errors import Stopped, UserError, is_first_rank, require
 from txl_lightning.files import locked, write_text
 from txl_lightning.launcher import CALL, prepare_wandb, run_in_process
 from txl_lightning.multirun import JobFolder, check_search, write_results
-from txl_lightning.registry import CHOICES, load_guests
+from txl_lightning.registry import CHOICES, COMMANDS, Command, load_guests
 
-EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
+EXPECTED = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError)
 FULL_ERROR = "HYDRA_FULL_ERROR"
 LISTS = ("callbacks", "experiment", "logger")  # groups that take several choices
 # A further rank writes nothing: Hydra makes no folder and no log for it.
@@ -51,12 +43,11 @@ OF_FURTHER_RANKS = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
 )
-ENTRY = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # in a docstring's list
-OPTION = re.compile(r"( *)(\w+):")  # in a YAML config
-VARIANT = re.compile(r"^variant:\n  name: (\w+)$", re.MULTILINE)
-BEFORE_OPTIONS = "== Config =="  # Hydra's heading
-COLUMN = 36
-SCHEMAS = re.compile(r"\b[\w-]*schema\b, |, [\w-]*schema\b(?!,)")  # in a list of choices
+ENTRY = re.compile(r"^    ([a-z_]\w*): (.+(?:\n {8}.+)*)", re.MULTILINE)  # in a docstring's list
+VARIANT = re.compile(r" variant=(?!none\b)(\w+)")  # on the command line
+BEFORE_OPTIONS = "== Options =="  # in conf/common.yaml
+COLUMN = 44
+SCHEMA_NAME = re.compile(r"\b[\w-]*schema\b, |, [\w-]*schema\b(?!,)")  # in a list of choices
 
 
 def register(*commands: Command) -> None:
@@ -69,13 +60,18 @@ def register(*commands: Command) -> None:
         OptionError: a user's file cannot be imported.
     """
     load_guests()
-    nodes = schemas()
-    for (group, name), choice in CHOICES.items():
-        nodes[f"{group}/{name}"] = choice
+    nodes: dict[str, Any] = {"callbacks/schema": OmegaConf.create(flags={"struct": False})}
+    nodes.update(CHOICES)
+    for path, kind in SCHEMAS.items():
+        node = nodes[path] = OmegaConf.structured(kind)
+        group = path.split("/")[0]
+        OmegaConf.set_struct(node, group not in OPEN_GROUPS)
+        if group == "data":
+            node.seed = "${seed}"
     for command in commands or COMMANDS.values():
-        name = command.name
-        nodes[f"{command.name}_schema"] = command.schema
-        nodes[name] = {"defaults": [f"{name}_schema", "_self_", "common"]}
+        schema = f"{command.name}_schema"
+        nodes[schema] = command.schema
+        nodes[command.name] = {"defaults": [schema, "_self_", "common"]}
     for path, node in nodes.items():
         group, _, name = path.rpartition("/")
         if not (CONF / f"{path}.yaml").is_file():
@@ -103,45 +99,47 @@ def composition(name: str, overrides: Sequence[str]) -> DictConfig:
         return hydra.compose(name, usable(overrides))
 
 
-class RunFolder(Callback):
-    """Hydra callback in `conf/common.yaml`: locks the folder before Hydra writes into it."""
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Lock a run's folder."""
-        with _refusing():
-            _refuse_hidden_files(config)
-            if config.hydra.output_subdir is not None:
-                CALL.folder = Path(str(config.hydra.run.dir))
-                CALL.locks.enter_context(locked(CALL.folder))
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Lock a multirun's folder, and refuse a search whose jobs would all fail."""
-        with _refusing():
-            _refuse_hidden_files(config)
-            check_search(config)
-            folder = Path(str(config.hydra.sweep.dir))
-            prepare_wandb(folder)
-            CALL.locks.enter_context(locked(folder))
-            CALL.sweep_dir = folder
+class Refusal(BaseException):
+    """An expected error on its way through Hydra, as the cause: Hydra reports exceptions in callbacks as warnings."""
 
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Turn an expected error into the command's end: Hydra reports other exceptions as warnings."""
     try:
         yield
     except EXPECTED as error:
-        raise SystemExit(2) from error
+        raise Refusal from error
 
 
-def _refuse_hidden_files(config: DictConfig) -> None:
+class RunFolder(Callback):
+    """Hydra callback in `conf/common.yaml`: locks the folder before Hydra writes into it."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Lock the folder of a run or multirun; refuse a search whose jobs would all fail."""
+        settings = config.hydra
+        with _refusing():
+            _refuse_hidden_files(settings.runtime.config_sources)
+            if settings.mode == RunMode.MULTIRUN:
+                check_search(config)
+                folder = Path(str(settings.sweep.dir))
+                prepare_wandb(folder)
+                CALL.locks.enter_context(locked(folder))
+                CALL.sweep_dir = folder
+            elif settings.output_subdir is not None:
+                CALL.folder = Path(str(settings.run.dir))
+                CALL.locks.enter_context(locked(CALL.folder))
+
+    on_multirun_start = on_run_start
+
+
+def _refuse_hidden_files(sources: Any) -> None:
     """Refuse a user's folder with a file that has the name of one of ours: Hydra would read ours."""
-    for source in config.hydra.runtime.config_sources:
+    for source in sources:
         if source.schema == "file" and source.provider != "main":
             for ours in CONF.rglob("*.yaml"):
                 path = Path(source.path) / ours.relative_to(CONF)
-                hidden = "has the name of a file of txl_lightning, which Hydra reads instead"
                 if path.is_file():
+                    hidden = "has the name of a file of txl_lightning, which Hydra reads instead"
                     raise UserError(f"{path}: {hidden}: rename it")
 
 
@@ -155,10 +153,7 @@ class Task:
         """Run the command; in a multirun return the loss that a search minimizes."""
         settings: Any = HydraConfig.get()
         if settings.mode == RunMode.MULTIRUN:
-            try:
-                return run_in_process(self.command, config, settings, self._run)
-            except (UserError, OmegaConfBaseException, OSError) as error:
-                raise CompactHydraException(one_line(error)) from None
+            return run_in_process(self.command, config, settings, self._run)
         with _refusing():
             self._run(config, Path(settings.runtime.output_dir))
         return None
@@ -166,7 +161,8 @@ class Task:
     def _run(self, config: DictConfig, directory: Path) -> None:
         """Run the command; print its lines and the directory."""
         text = OmegaConf.to_yaml(config, resolve=True)
-        if self.command.directory == "prepared" and is_first_rank():
+        has_folder = HydraConfig.get().output_subdir is not None
+        if has_folder and not self.command.resume:
             directory.mkdir(parents=True, exist_ok=True)
             write_text(directory / "config.yaml", text)
         options = typed(config)
@@ -183,7 +179,7 @@ class Task:
 
         keep_freed_memory()
         lines = self.command.run(options, directory)
-        if self.command.directory != "none":
+        if has_folder:
             lines.append(str(directory))
         if is_first_rank():
             print("\n".join(lines), flush=True)
@@ -200,29 +196,29 @@ def run_command(command: Command, words: list[str]) -> None:
     CALL.folder = CALL.sweep_dir = None
     CALL.failures.clear()
     arguments = sys.argv
+    status: int | str = 0
     try:
-        try:
-            start(command, words)
-        finally:
-            sys.argv = arguments
-            CALL.locks.close()
-            if CALL.sweep_dir is not None:
-                show_results(CALL.sweep_dir)
-    except (SystemExit, *EXPECTED, RuntimeError) as error:
-        cause = error
-        if isinstance(error, SystemExit) and error.__cause__ is not None:
-            cause = error.__cause__
-        # Optuna's sweeper raises a RuntimeError in place of the error of a grid's last job.
-        if not isinstance(cause, EXPECTED) and "Study.stop" not in str(cause):
-            raise
-        if wants_traceback:
-            raise cause from None
-        if not CALL.failures:  # else the sweeper repeats the job's error
-            sys.exit(refused(command, cause))
+        start(command, words)
+    except (Refusal, *EXPECTED, RuntimeError) as error:
+        cause = error.__cause__ if isinstance(error, Refusal) else error
+        # A sweeper repeats the error of a job that failed; Optuna's raises a RuntimeError instead.
+        if not CALL.failures:
+            if not isinstance(cause, EXPECTED):
+                raise
+            if wants_traceback:
+                raise cause from None
+            status = refused(command, cause)
+    finally:
+        sys.argv = arguments
+        CALL.locks.close()
+        table = CALL.sweep_dir and write_results(CALL.sweep_dir)
+        if table:  # also after a failure or an interrupt
+            print(f"{table.read_text()}{table}", flush=True)
     for line in CALL.failures:
         print(f"txl {command.name}: {line}", file=sys.stderr)
-    if CALL.failures:
-        sys.exit(f"txl {command.name}: failed jobs: {len(CALL.failures)}")
+        status = f"txl {command.name}: failed jobs: {len(CALL.failures)}"
+    if status:
+        sys.exit(status)
 
 
 def start(command: Command, words: list[str]) -> None:
@@ -230,7 +226,7 @@ def start(command: Command, words: list[str]) -> None:
     register(command)
     words = usable(words)
     if "--help" in words or "-h" in words:
-        print(explained(hydra_output(command, words), command), end="", flush=True)
+        print(explained(hydra_output(command, words), command), flush=True)
         return
     if command.shared_by_ranks and not is_first_rank():
         words = [*OF_FURTHER_RANKS, *words]
@@ -256,36 +252,27 @@ def hydra_output(command: Command, words: list[str]) -> str:
     return output.getvalue()
 
 
-def show_results(sweep_dir: Path) -> None:
-    """Print a multirun's table, also after a failure or an interrupt."""
-    table = write_results(sweep_dir)
-    if table is not None:
-        print(f"{table.read_text()}{table}", flush=True)
-
-
 def usable(words: Sequence[str]) -> list[str]:
-    """Return words as Hydra takes them: `logger=null` is `logger=none`, Lightning's names are ours.
+    """Return words as Hydra takes them: `logger=null` is `logger=none`, and `+` adds no option that nothing reads.
 
-    Hydra would add an option that nothing reads, and merge two choices of a group that are in a list.
+    Hydra would merge two choices of a group that are in a list.
 
     Raises:
         UserError: a word cannot be used.
     """
     typed_words = []
     for word in words:
+        word = re.sub(r"^\++(?!\+|hydra)", "", word)
         name, _, value = word.partition("=")
-        option = name.lstrip("+~")
-        reason = why_refused(option)
-        if name in LIGHTNINGS_NAMES:
-            word = f"{LIGHTNINGS_NAMES[name]}={value}"
-        if name.startswith("+") and not option.startswith("hydra."):
-            reason = f"options cannot be added{nearest_names(option)}"
-        if value == "null" and (CONF / name).is_dir():
-            word = f"~{name}"
-        if value.startswith("[") and (CONF / name).is_dir() and name not in LISTS:
-            reason = f"takes one choice; several need -m: {name}={value.strip('[]')}"
-        if reason is not None:
-            raise UserError(f"{name}: {reason}")
+        for old, reason in REMOVED.items():
+            if f"{name}.".startswith(f"{old}."):
+                raise UserError(f"{old}: {reason}")
+        if (CONF / name).is_dir():
+            if value == "null":
+                word = f"~{name}"
+            if value.startswith("[") and name not in LISTS:
+                several = f"several need -m: {name}={value.strip('[]')}"
+                raise UserError(f"{name}: takes one choice; {several}")
         typed_words.append(word)
     return typed_words
 
@@ -297,24 +284,9 @@ def completions(command: Command, words: list[str]) -> list[str]:
     return [choice for choice in choices if not choice.endswith("schema")]
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error's message in one line, for an unknown option with the nearest name."""
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key}: must be given ({error.full_key}=…)"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or 'a file of the run or the output'}: {error.strerror}"
-    text = str(error)
-    unknown = re.match(r"Could not override '([^']+)'", text)
-    if unknown:
-        return f"{unknown[1]}: no such option{nearest_names(unknown[1])}"
-    if isinstance(error, HydraException) and error.__cause__ is not None:
-        text += f": {error.__cause__}"
-    return " ".join(text.split()) or type(error).__name__
-
-
 def refused(command: Command, error: BaseException) -> int:
     """Say in one line why a command ends; return its status: 2, or as in a shell 128 + the signal that stopped it."""
-    line = one_line(error)
+    line = one_line(error, command)
     status = 2
     if isinstance(error, Stopped):
         status = 128 + error.signum
@@ -324,13 +296,24 @@ def refused(command: Command, error: BaseException) -> int:
     return status
 
 
-def nearest_names(option: str) -> str:
+def one_line(error: BaseException, command: Command = COMMANDS["train"]) -> str:
+    """Return an error's message in one line, for an unknown option with the nearest name of the command's."""
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key}: must be given ({error.full_key}=…)"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'a file of the run or the output'}: {error.strerror}"
+    text = str(error)
+    unknown = re.match(r"Could not override '([^']+)'", text)
+    if unknown:
+        return f"{unknown[1]}: no such option{nearest_names(unknown[1], command)}"
+    if isinstance(error, HydraException) and error.__cause__ is not None:
+        text += f": {error.__cause__}"
+    return " ".join(text.split()) or type(error).__name__
+
+
+def nearest_names(option: str, command: Command) -> str:
     """Return `, did you mean …?` with the names of options like one that does not exist."""
-    command = COMMANDS["train"]  # also of `make reproduce`
-    if len(sys.argv) > 1:
-        command = COMMANDS.get(sys.argv[1], command)
-    variant = re.search(r" variant=(\w+)", " ".join(sys.argv))
-    names = meanings(command, variant)
+    names = meanings(command)
     if option in names:
         return " of this choice (--help lists them)"
     last = option.split(".")[-1]
@@ -341,54 +324,40 @@ def nearest_names(option: str) -> str:
     return f", did you mean {' or '.join(near)}?"
 
 
-def meanings(command: Command, variant: re.Match[str] | None) -> dict[str, str]:
-    """Return the meanings of a command's options by dotted name, from the docstrings of their dataclasses.
-
-    Args:
-        command: the command.
-        variant: the chosen model variant, in its first group.
-    """
-    kinds: list[Any] = [OmegaConf.get_type(schema) for schema in schemas().values()]
-    kinds.append(command.schema)
-    for field in fields(command.schema):
-        kinds.append(field.default_factory)
+def meanings(command: Command) -> dict[str, str]:
+    """Return the meanings of a command's options by dotted name, from the docstrings of their dataclasses."""
+    kinds = [command.schema, *SCHEMAS.values(), *get_type_hints(command.schema).values()]
     found = {}
     for kind in kinds:
-        if isinstance(kind, type) and is_dataclass(kind):
+        if is_dataclass(kind):
             found.update(described(kind, getattr(kind, "prefix", "")))
-    if variant and variant[1] != "none":
+    for variant in VARIANT.findall(" ".join(sys.argv)):
         from txl_lightning.model.transformer_xl import VARIANTS, TransformerXLConfig
 
-        found["variant.name"] = "variant of the model"
-        core = described(TransformerXLConfig)
-        for name, meaning in described(VARIANTS.named(variant[1]).config_class).items():
-            if name not in core:
-                found[f"variant.{name}"] = meaning
+        options = described(VARIANTS.named(variant).config_class, "variant.")
+        for name in described(TransformerXLConfig, "variant."):
+            del options[name]
+        found.update(options)
     return found
 
 
-def described(kind: type, prefix: str = "") -> dict[str, str]:
+def described(kind: Any, prefix: str) -> dict[str, str]:
     """Return each option's meaning: the first sentence of its entry in the docstring, or an empty text."""
     sentences = {}
+    for field in fields(kind):
+        sentences[prefix + field.name] = ""
     for base in reversed(kind.__mro__):
         for name, text in ENTRY.findall(inspect.getdoc(base) or ""):
-            sentences[name] = " ".join(text.split()).partition(". ")[0].rstrip(".")
-    return {f"{prefix}{field.name}": sentences.get(field.name, "") for field in fields(kind)}
+            sentences[prefix + name] = " ".join(text.split()).partition(". ")[0].rstrip(".")
+    return sentences
 
 
 def explained(help_text: str, command: Command) -> str:
-    """Return Hydra's help with meanings as comments, and without schemas among the group choices."""
+    """Return Hydra's help with an option a line, its meaning as a comment, and no schemas among the group choices."""
     choices, heading, config = help_text.partition(BEFORE_OPTIONS)
-    meaning = meanings(command, VARIANT.search(config))
-    lines = []
-    path: list[str] = []
-    for line in config.split("\n"):
-        option = OPTION.match(line)
-        if option:
-            depth = len(option[1]) // 2
-            path[depth:] = [option[2]]
-            text = meaning.get(".".join(path))
-            if text:
-                line = f"{line:{COLUMN}}  # {text}"
-        lines.append(line)
-    return SCHEMAS.sub("", choices) + heading + "\n".join(lines)
+    meaning = meanings(command)
+    lines = [SCHEMA_NAME.sub("", choices) + heading]
+    for name, value in flat(yaml.load(config, yaml.BaseLoader)).items():
+        option = f"{name}={value}".replace("'", "")
+        lines.append(f"{option:{COLUMN}}  # {meaning.get(name, '')}")
+    return "\n".join(lines)

@@ -11,9 +11,8 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from txl_lightning import __version__
-from txl_lightning.commands import COMMANDS
 from txl_lightning.errors import UserError, cores
-from txl_lightning.registry import load_guests
+from txl_lightning.registry import COMMANDS, load_guests
 
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "wandb", "numpy", "tokenizers")
 

@@ -64,10 +64,7 @@ def require(condition: bool, option: str, value: object, allowed: str) -> None:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or its type if it has none."""
-    lines = str(error).strip().splitlines()
-    if lines:
-        return lines[0]
-    return type(error).__name__
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def cores() -> int:

@@ -22,7 +22,6 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from txl_lightning.commands import Command
 from txl_lightning.errors import COUNT, UserError, check, cores, is_first_rank, notice
 from txl_lightning.files import locked
 from txl_lightning.jobs import LOG, Jobs, Process, problem, start_job
@@ -35,6 +34,7 @@ from txl_lightning.multirun import (
     shared_precision,
     write_results,
 )
+from txl_lightning.registry import Command
 
 log = logging.getLogger(__name__)
 MAX_GROUP_LENGTH = 128  # of W&B

@@ -15,11 +15,11 @@ from omegaconf import DictConfig
 
 from experiments.engine.code import code_of
 from txl_lightning.application import composition, register
-from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import Config, plain, typed
 from txl_lightning.evaluation.units import loss_unit
 from txl_lightning.jobs import quoted
 from txl_lightning.multirun import checksum, identity
+from txl_lightning.registry import COMMANDS
 from txl_lightning.reporting import gpus, processor
 
 RUNS = "@runs"  # stands for the folder that holds all runs: it may be moved

@@ -19,7 +19,7 @@ from txl_lightning.files import write_json, write_text
 from txl_lightning.reporting import escape, markdown_table
 
 HEADINGS = {"label": "", "paper": "paper: ", "ours": "here: "}  # in column order
-LOSSES = ("ppl", "bpc", "bits a byte")
+LOSSES = ("ppl", "bpc", "bpb", "bits a byte")  # the last one up to version 0.6.0
 RULE = (
     "Effect: the gap between both losses (in nats) in percent of the one that the claim calls higher; "
     "for 8 and 10 the difference of context lengths or attention, for 9 the speed-up less 1. Above "
@@ -86,7 +86,7 @@ def render(results: Results, directory: Path) -> str:
         finished = f"{jobs['finished']} of {jobs['planned']} jobs are finished"
         continues = f"The same command continues: {results['command']}"
         parts.append(f"> {paragraph(f'Unfinished: {finished}.', continues)}")
-    parts.append(escape(introduction(results)))
+    parts.append(introduction(results))
     parts.append(escape(UNITS))
     if results.get("verdicts", True):
         parts += _claims(results, directory)
@@ -97,21 +97,20 @@ def render(results: Results, directory: Path) -> str:
 
 
 def introduction(results: Results) -> str:
-    """Return command, models, corpora, time, hardware and the first pair's losses in three sentences."""
+    """Return command, time, hardware, models, corpus and the first pair's losses, in Markdown."""
     machine = results["machine"]
     where = ", ".join(machine["gpus"])
     if not where:
         where = f"{machine['cores']} cores of an {machine['processor'] or 'unknown CPU'}"
     verb = "took" if results["finished"] else "has run for"
-    took = f"{results['command']} {verb} {time_of(results)} on {where}"
-    trained = [run for run in results["runs"].values() if run["command"] == "train"]
-    if not trained:
-        return f"{took}. No training is finished."
-    first = trained[0]
-    size = f"{first['parameters'] / 1e6:.1f}M parameters"
-    tokens = f"{first['tokens']:,} tokens of {_corpus(results)}"
-    models = f"{len(trained)} models of {size}, each on {tokens} unless a table says otherwise"
-    return f"{took}. It trained {models}. {pair(results)}".rstrip()
+    took = f"{verb} {time_of(results)} on {where}."
+    trained = "No training is finished."
+    runs = [run for run in results["runs"].values() if run["command"] == "train"]
+    if runs:
+        models = f"{len(runs)} models of {runs[0]['parameters'] / 1e6:.1f}M parameters"
+        tokens = f"{runs[0]['tokens']:,} tokens of {_corpus(results)}"
+        trained = f"It trained {models}, each on {tokens} unless a table of the report says otherwise. {pair(results)}"
+    return f"`{results['command']}` {escape(f'{took} {trained}')}"
 
 
 def time_of(results: Results) -> str:
@@ -119,18 +118,19 @@ def time_of(results: Results) -> str:
     seconds = results["seconds"]
     text = clock(seconds["wall"])
     if seconds.get("calls", 1) > 1:
-        text += f" in {seconds['calls']} calls, each but the last stopped,"
+        text += f" in {seconds['calls']} sessions (it was interrupted and resumed)"
     return text
 
 
 def _corpus(results: Results) -> str:
     corpus = results["corpora"][0]
     level = corpus["level"]
-    # Up to version 0.4.0 each line was encoded alone, and results did not say so.
-    by_line = ""
-    if level == "bpe" and corpus.get("by_line", True):
-        by_line = ", encoded line by line"
-    return f"{corpus['name']} ({level} level{by_line})"
+    if level == "bpe":
+        level = "BPE subwords"
+        # Up to version 0.4.0 each line was encoded alone, and results did not say so.
+        if corpus.get("by_line", True):
+            level += ", each line encoded alone"
+    return f"{corpus['name']} ({level})"
 
 
 def pair(results: Results) -> str:
@@ -144,7 +144,8 @@ def pair(results: Results) -> str:
                 losses.append(_losses(content, row))
     if len(losses) < 2:
         return ""
-    return f"Test loss (lower is better): with recurrence {losses[0]}; without {losses[1]}."
+    both = f"with recurrence {losses[0]}; without {losses[1]}"
+    return f"Test results (lower is better; ± is the standard error over seeds): {both}."
 
 
 def _losses(table_6: Results, row: Results) -> str:
@@ -152,7 +153,7 @@ def _losses(table_6: Results, row: Results) -> str:
     texts = []
     for column in table_6["columns"]:
         if column["key"] in ("init", "bpb"):
-            texts.append(f"{cell_text(row[column['key']])} {unit_words(column['unit'])}")
+            texts.append(f"{unit_words(column['unit'])} {cell_text(row[column['key']])}")
     return f"{', '.join(texts)} (seeds {row['seeds']})"
 
 

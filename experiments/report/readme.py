@@ -27,7 +27,8 @@ END = "\n<!-- committed runs end -->"
 LOSS_CLAIMS = (1, 2, 3, 4, 5, 6, 7)
 EFFECTS = (
     "The percentage is the gap between the two losses in nats, divided by the loss that the paper "
-    "calls worse. Claims 8 to 10 compare context lengths, speed and attention."
+    "calls worse. If a claim has several comparisons, the table shows the smallest and the largest "
+    "gap. Claims 8 to 10 do not compare losses. –: the paper gives no losses to compare."
 )
 
 
@@ -53,9 +54,9 @@ def claims_beside(runs: Sequence[Results]) -> str:
     for number in range(1, len(runs[0]["claims"]) + 1):
         claims = [results["claims"][number - 1] for results in runs]
         cells = [verdict(claim, shows_effect=number in LOSS_CLAIMS) for claim in claims]
-        paper = ""
+        paper = "–"
         if number in LOSS_CLAIMS:
-            paper = rows_of_claims[number - 1][4]
+            paper = rows_of_claims[number - 1][4] or paper
         rows.append([f"{number}. {claims[0]['claim']}", *cells, paper])
     return markdown_table(header, rows, [False] * len(header)).rstrip("\n")
 

@@ -161,7 +161,7 @@ def loss_columns(unit: str) -> list[Column]:
         Column("ours", "seeds", "seeds"),
         Column("ours", "init", f"test loss, {INIT}", unit),
         Column("ours", "best", f"test loss, {BEST}", unit),
-        Column("ours", "bpb", f"test loss, {INIT}", "bits a byte"),
+        Column("ours", "bpb", f"test loss, {INIT}", "bpb"),
         Column("ours", "length", "best attention length", "tokens"),
     ]
 

@@ -28,7 +28,7 @@ def test_a_measurement_of_a_user_is_listed_and_explained(
 
 def reading_paths() -> list[list[str]]:
     """Return the files of each reading path, relative to the root of the project."""
-    rows = re.findall(r"^\| [^|]+ \| (\[.+ → .+) \|$", PAGE.read_text(), re.M)
+    rows = re.findall(r"^\| [^|]+ \| (\[.+\), \[.+) \|$", PAGE.read_text(), re.M)
     paths = []
     for row in rows:
         links = re.findall(r"\]\(([^)]+)\)", row)
@@ -45,7 +45,7 @@ def test_each_file_of_a_reading_path_is_named_by_an_earlier_one() -> None:
     for path in reading_paths():
         text = (ROOT / path[0]).read_text()
         for file in path[1:]:
-            module = file.removesuffix(".py").replace("/", ".")
+            module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             package, _, name = module.rpartition(".")
             imported = rf"\b{module}\b|from {package} import .*\b{name}\b|{file}"
             assert re.search(imported, text), file

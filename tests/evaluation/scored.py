@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from tests.evaluation.small_runs import SmallRuns
 from tests.training.small_run import evaluated
@@ -39,3 +40,16 @@ def by_blocks(nll: np.ndarray, positions: np.ndarray, length: int = BLOCK_LEN) -
         squares.append(float(in_block.sum()) ** 2)
     U = len(squares)
     return math.sqrt(U / (U - 1) * sum(squares)) / len(nll), U
+
+
+@torch.no_grad()
+def losses_alone(model: Any, text_1n: torch.Tensor, segment_len: int, ext_len: int) -> list[float]:
+    """Return the losses of one stream in nats, read in segments by a plain loop."""
+    losses: list[float] = []
+    memory = None
+    for start in range(0, text_1n.shape[1] - 1, segment_len):
+        targets_1T = text_1n[:, start + 1 : start + 1 + segment_len]
+        window = text_1n[:, max(0, start - ext_len) : start + targets_1T.shape[1]]
+        nll_1T, memory = model.score(window, targets_1T, memory)
+        losses += nll_1T[0].tolist()
+    return losses

@@ -38,7 +38,6 @@ KINDS = {
     "lstm": ["model=lstm", "model.d_model=16"],
     "compressive": ["variant=compressive", "variant.rate=2"],
     "tokens": ["variant=memory_tokens", "variant.n_tokens=3", "memory=off"],
-    "tokens_states": ["variant=memory_tokens", "variant.n_tokens=3", "encoding=shaw"],
     "qrnn": ["model=qrnn", "model.d_model=16"],
 }
 ELSEWHERE = "elsewhere"  # a run on another text

@@ -63,7 +63,8 @@ def attention_of_queries(model: TransformerXL, streams: Streams, terms: str | No
                     continue
                 n_keys = inputs.memory_BMD.shape[1] + query + 1
                 distances_HS = np.zeros((H, MOST_DISTANCES))
-                distances_HS[:, :n_keys] = weights_HBTK[:, stream, query, :n_keys][:, ::-1]
+                weights_HK = weights_HBTK[:, stream, query, :n_keys]
+                distances_HS[:, :n_keys] = weights_HK[:, ::-1]
                 rows[layer].append(distances_HS)
         n_read += SEGMENT_LEN
     return np.concatenate(

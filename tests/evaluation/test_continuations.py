@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.evaluation.scored import losses_alone
 from tests.evaluation.small_runs import SmallRuns
 from tests.training.small_run import trained as trained_run
 from txl_lightning.config.lengths import evaluation_lengths
@@ -32,32 +33,13 @@ PAIRS = [
 ]
 
 
-@torch.no_grad()
 def nats_alone(trained: Any, continuation: Continuation) -> float:
     """Return the loss of a continuation from the losses of this text alone."""
     lengths = evaluation_lengths(trained.config)
     model = trained.model.with_lengths(**lengths.keywords())
-    text = torch.tensor(continuation.tokens)[None]
-    losses = []
-    memory = None
-    for start in range(
-        0,
-        text.shape[1] - 1,
-        lengths.segment_len,
-    ):
-        targets = text[:, start + 1 : start + 1 + lengths.segment_len]
-        begin = max(0, start - lengths.ext_len)
-        window = text[:, begin : start + targets.shape[1]]
-        nll, memory = model.score(window, targets, memory)
-        losses += nll[0].tolist()
-    return sum(
-        losses[
-            max(
-                0,
-                continuation.n_context - 1,
-            ) :
-        ]
-    )
+    text_1n = torch.tensor([continuation.tokens])
+    losses = losses_alone(model, text_1n, lengths.segment_len, lengths.ext_len)
+    return sum(losses[-continuation.n_scored :])
 
 
 def checkpoint_of(runs: SmallRuns, kind: str) -> str:
@@ -67,6 +49,7 @@ def checkpoint_of(runs: SmallRuns, kind: str) -> str:
     return runs.checkpoint(kind)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_continuation_has_the_likelihood_that_it_has_alone(runs: SmallRuns, kind: str) -> None:
     trained = load_trained(checkpoint_of(runs, kind))
@@ -75,22 +58,12 @@ def test_a_continuation_has_the_likelihood_that_it_has_alone(runs: SmallRuns, ki
     first = continuations[0].tokens
     hidden, _ = trained.model(torch.tensor([first]))
     likeliest = int(trained.model.log_probabilities(hidden)[0, -1].argmax())
-    continuations.append(
-        Continuation(
-            [*first, likeliest],
-            len(first),
-        )
-    )
+    continuations.append(Continuation([*first, likeliest], len(first)))
     found = score_continuations(protocol, continuations)
     for continuation, likelihood in zip(continuations, found, strict=True):
-        assert likelihood.nats == pytest.approx(
-            nats_alone(trained, continuation),
-            rel=1e-5,
-        )
-        assert likelihood.tokens == len(continuation.tokens) - max(
-            1,
-            continuation.n_context,
-        )
+        nats = nats_alone(trained, continuation)
+        assert likelihood.nats == pytest.approx(nats, rel=1e-5)
+        assert likelihood.tokens == continuation.n_scored
     assert found[-1].greedy
     assert not all(likelihood.greedy for likelihood in found)
 
@@ -105,14 +78,12 @@ def test_a_text_is_divided_where_its_tokens_differ(runs: SmallRuns) -> None:
 
 def written(directory: Path, runs: SmallRuns, name: str, text: str) -> list[dict[str, Any]]:
     """Score a table and return the rows of the result."""
-    (directory / name).write_text(text)
-    options = EvaluateOptions(
-        runs.checkpoint("relative"),
-        continuations=str(directory / name),
-    )
-    lines = run(options, directory)
-    lines_of_table = (directory / "continuations.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines_of_table]
+    table = directory / name
+    table.write_text(text)
+    lines = run(EvaluateOptions(runs.checkpoint("relative"), continuations=str(table)), directory)
+    rows = []
+    for line in (directory / "continuations.jsonl").read_text().splitlines():
+        rows.append(json.loads(line))
     result = json.loads((directory / "evaluation.json").read_text())
     assert result["rows"] == len(rows)
     assert lines == [f"{len(rows)} continuations are in continuations.jsonl"]
@@ -123,18 +94,13 @@ def test_ranks_are_of_rows_with_the_same_context_wherever_they_stand(
     runs: SmallRuns, tmp_path: Path
 ) -> None:
     """Candidates of two contexts in turns, one of them twice: equal ones share a rank."""
-    contexts = ["line 7: the", "is "] * 4
-    continuations = [" square", "49", " squere", "xx", " square", "4", " zzzzzz", "94"]
     lines = ["context\tcontinuation"]
-    for context, continuation in zip(contexts, continuations, strict=True):
-        lines.append(f"{context}\t{continuation}")
+    for square, digits in zip((" square", " squere", " square", " zz"), "4949", strict=True):
+        lines += [f"line 7: the\t{square}", f"is \t{digits}{digits}"]
     rows = written(tmp_path, runs, "table.tsv", "\n".join(lines))
     for row in rows:
-        better = []
-        for other in rows:
-            if other["context"] == row["context"] and other["nats"] < row["nats"]:
-                better.append(other)
-        assert row["rank"] == 1 + len(better)
+        nats = [other["nats"] for other in rows if other["context"] == row["context"]]
+        assert row["rank"] == 1 + sorted(nats).index(row["nats"])
     assert rows[0]["rank"] == rows[4]["rank"]
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.scored import losses, result
+from tests.evaluation.scored import losses, losses_alone, result
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.evaluation import losses as losses_module
 from txl_lightning.evaluation.options import EvaluateOptions
-from txl_lightning.evaluation.perplexity import run
-from txl_lightning.evaluation.scores import LINE_WIDTH
+from txl_lightning.evaluation.perplexity import LINE_WIDTH, run
 from txl_lightning.evaluation.trained import load_trained
 
 UNCACHED = ["compressive", "tokens"]
@@ -27,14 +26,8 @@ KINDS += ["lstm", *UNCACHED]
 def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())
     ours = result(runs, kind, tmp_path, splits=["valid", "test"])
-    assert ours["valid"]["nll"] == pytest.approx(
-        metrics["val/nll"],
-        rel=1e-6,
-    )
-    assert ours["test"]["nll"] == pytest.approx(
-        metrics["test/nll"],
-        rel=1e-6,
-    )
+    assert ours["valid"]["nll"] == pytest.approx(metrics["val/nll"], rel=1e-6)
+    assert ours["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
     assert ours["evaluation"]["cached"] is (kind not in ("lstm", *UNCACHED))
     del metrics["evaluation"]["streams_start"]
     assert ours["evaluation"].items() >= metrics["evaluation"].items()
@@ -68,7 +61,7 @@ def test_training_s_lengths_are_printed_beside_others(
         )
         unit, words = ("bpc", "character") if "bpc" in values else ("bpb", "byte")
         error = values["standard_error"][unit]
-        beside = f"(training's lengths: {values['init'][unit]:.4f})"
+        beside = f"(at training lengths: {values['init'][unit]:.4f})"
         value = f"{values[unit]:.4f} ± {error:.4f} bits per {words}"
         assert line == f"{split}: {value} {beside}"
 
@@ -90,12 +83,10 @@ def test_a_longer_segment_leaves_the_memory_as_it_is(runs: SmallRuns, tmp_path: 
     assert (given["protocol"], given["mem_len"]) == ("carried", 8)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("ext_len", [0, 5])
 def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, ext_len: int) -> None:
     """Three streams, each read alone in segments of 8 tokens."""
-    mem_len = 0 if ext_len else 8
-    lengths = {"ext_len": ext_len, "mem_len": mem_len}
+    lengths = {"ext_len": ext_len, "mem_len": 0 if ext_len else 8}
     result(runs, "characters", tmp_path, losses=True, batch_size=3, **lengths)
     nll, positions = losses(tmp_path / "losses_test.npz")
     trained = load_trained(runs.checkpoint("characters"))
@@ -103,23 +94,8 @@ def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, ex
     tokens = torch.from_numpy(load_corpus(trained.config.data).splits["test"].astype(np.int64))
     stream_len = len(tokens) // 3
     expected = []
-    for text in tokens[: 3 * stream_len].view(
-        3,
-        1,
-        stream_len,
-    ):
-        memory = None
-        for start in range(0, stream_len - 1, 8):
-            targets = text[:, start + 1 : start + 9]
-            window = text[
-                :,
-                max(
-                    0,
-                    start - ext_len,
-                ) : start + targets.shape[1],
-            ]
-            nll_1T, memory = model.score(window, targets, memory)
-            expected += nll_1T[0].tolist()
+    for text_1n in tokens[: 3 * stream_len].view(3, 1, stream_len):
+        expected += losses_alone(model, text_1n, 8, ext_len)
     assert positions.tolist() == [p for p in range(3 * stream_len) if p % stream_len]
     np.testing.assert_allclose(nll, expected, atol=1e-5)
 

@@ -16,7 +16,6 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation import generate as generate_command
 from txl_lightning.evaluation.generate import last_document, run
 from txl_lightning.evaluation.options import GenerateOptions
-from txl_lightning.evaluation.texts import encode_open
 from txl_lightning.evaluation.trained import load_trained
 
 LATER = [
@@ -96,7 +95,7 @@ def test_a_drawn_document_begins_with_an_empty_memory(
 ) -> None:
     """After a drawn line that begins a document the model reads this line from an empty memory, as in training."""
     trained = load_trained(runs.checkpoint("documents"))
-    script = encode_open(trained.vocabulary, "is 4\nline 8\nno")
+    script = trained.encode("is 4\nline 8\nno")
     read: list[str] = []
 
     def scripted(model: Any, prompt_1T: torch.Tensor, n_tokens: int, **reading: Any) -> Any:
@@ -106,7 +105,7 @@ def test_a_drawn_document_begins_with_an_empty_memory(
 
     monkeypatch.setattr(generate_command, "draw", scripted)
     given = options(runs, "documents", n_tokens=len(script))
-    prompt = encode_open(trained.vocabulary, "no\nline 7")
+    prompt = trained.encode("no\nline 7")
     drawn = generate_command.draw_tokens(trained.model, trained, given, prompt, 1)
     assert list(drawn) == script
     assert read == ["line 7", "line 8\n"]

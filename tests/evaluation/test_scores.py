@@ -12,7 +12,7 @@ from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.losses import TokenLosses
-from txl_lightning.evaluation.scores import LINE_WIDTH, loss_values, score_line
+from txl_lightning.evaluation.perplexity import LINE_WIDTH, loss_values, score_line
 from txl_lightning.evaluation.trained import load_trained
 
 
@@ -36,20 +36,10 @@ def values_of(
 
 
 def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Path) -> None:
-    found = result(
-        runs,
-        "characters",
-        tmp_path,
-        losses=True,
-        batch_size=3,
-        max_segments=2,
-    )
+    found = result(runs, "characters", tmp_path, losses=True, batch_size=3, max_segments=2)
     corpus = load_corpus(load_trained(runs.checkpoint("characters")).config.data)
-    assert found["corpus"] == {
-        "name": "text.txt",
-        "sha256": corpus.checksum,
-        "level": "char",
-    }
+    facts = {"name": "text.txt", "sha256": corpus.checksum, "level": "char"}
+    assert found["corpus"] == facts
     assert found["streams_start"] == "without context"
     assert found["evaluation"] == {
         "protocol": "carried",
@@ -67,23 +57,16 @@ def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Pa
     test = found["test"]
     nll, positions = losses(tmp_path / "losses_test.npz")
     assert test["tokens"] == test["bytes"] == len(nll) == 3 * 2 * 8
-    assert test["nll"] == pytest.approx(
-        sum(nll.astype(float)) / len(nll),
-        rel=1e-9,
-    )
+    assert test["nll"] == pytest.approx(nll.mean(dtype=float), rel=1e-9)
     assert test["bpc"] == test["bpb"]
-    assert test["bpc"] == pytest.approx(
-        test["nll"] / math.log(2),
-        rel=1e-9,
-    )
+    assert test["bpc"] == pytest.approx(test["nll"] / math.log(2), rel=1e-9)
     error, n_blocks = by_blocks(nll, positions)
-    errors = test["standard_error"]
-    assert errors["nll"] == pytest.approx(error, rel=1e-6)
-    assert errors["bpc"] == pytest.approx(
-        error / math.log(2),
-        rel=1e-6,
-    )
-    assert (errors["over"], errors["units"]) == ("blocks of 20 tokens", n_blocks)
+    assert test["standard_error"] == {
+        "nll": pytest.approx(error, rel=1e-6),
+        "bpc": pytest.approx(error / math.log(2), rel=1e-6),
+        "over": "blocks of 20 tokens",
+        "units": n_blocks,
+    }
     n_tokens = len(corpus.splits["test"])
     left_out = test["left_out"]
     assert (left_out["first_of_streams"], left_out["trimmed"]) == (3, n_tokens % 3)
@@ -128,9 +111,9 @@ def test_a_line_names_its_units_and_fits_on_a_terminal(perplexity: float) -> Non
     line = score_line("valid", {**values, "init": init})
     if perplexity == 123.5678:
         expected = "valid: perplexity 123.57 ± 12.35, 1.2346 bits per byte"
-        assert line == f"{expected} (training's lengths: 247.14)"
+        assert line == f"{expected} (at training lengths: 247.14)"
     best = score_line("valid", {"selected": {"init": init, "best": values}})
     assert best.startswith("valid, attention length 16384: perplexity ")
     for one in (line, best):
         assert len(one) <= LINE_WIDTH
-        assert "(training's lengths: " in one
+        assert "(at training lengths: " in one

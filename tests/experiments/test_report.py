@@ -108,7 +108,7 @@ def test_time_and_calls_are_counted_over_one_report(tmp_path: Path) -> None:
     assert effort_before(tmp_path, {"a"}) == Effort(5.0, 2)
     assert effort_before(tmp_path, {"b"}) == Effort()
     stopped = {**COMMITTED, "seconds": {"wall": 5400.0, "training": 60.0, "calls": 2}}
-    assert "took 1.5 h in 2 calls, each but the last stopped, on" in introduction(stopped)
+    assert "took 1.5 h in 2 sessions (it was interrupted and resumed) on" in introduction(stopped)
 
 
 def test_a_smoke_run_judges_nothing(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -67,27 +67,28 @@ class EncodingKind:
 KINDS: Guests[EncodingKind] = Guests("encoding", "txl_lightning.model.encodings")
 
 
-def check_type(name: str, value: Any, default: Any) -> None:
-    """Raise `OptionError` if a value's type differs from the default's."""
-    kind = type(default)
-    if value is not None and default not in (None, MISSING, UNKNOWN):
-        is_right = isinstance(value, ACCEPTED.get(kind, kind))
-        require(is_right, name, value, f"must be of type {kind.__name__}")
-
-
 @cache
-def rules_of(kind: Any) -> dict[str, list[Rule]]:
-    """Return the rules for each option, which stand in its annotation: `Annotated[type, rule, …]`.
+def rules_of(kind: type) -> dict[str, list[Rule]]:
+    """Return the rules for each option: its default's type, and the rules in its annotation.
 
-    A class may annotate an option anew, with another default; the rules of its parents count too.
+    A rule stands in `Annotated[type, rule, …]`. A class may annotate an option anew, with another default; the rules of
+    its parents count too.
     """
     rules: dict[str, list[Rule]] = {}
     for base in kind.__mro__:
         for name, hint in get_type_hints(base, include_extras=True).items():
-            known = rules.setdefault(name, [])
+            if name not in rules:
+                default = getattr(kind, name, None)
+                rules[name] = [] if default in (None, UNKNOWN) else [of_type(type(default))]
             for part in (hint, *get_args(hint)):  # the second for `… | None`
-                known += getattr(part, "__metadata__", ())
+                rules[name] += getattr(part, "__metadata__", ())
     return rules
+
+
+def of_type(kind: type) -> Rule:
+    """Return the rule that a value is of a type."""
+    accepted = ACCEPTED.get(kind, kind)
+    return lambda x: isinstance(x, accepted), f"must be of type {kind.__name__}"
 
 
 class Options:
@@ -100,23 +101,20 @@ class Options:
     prefix: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        options: Any = self  # a dataclass
         kind: Any = type(self)
         rules = rules_of(kind)
-        for described in fields(options):
-            value = getattr(self, described.name)
+        for name, value in vars(self).items():
             if value != UNKNOWN:
-                name = f"{self.prefix}{described.name}".removesuffix(".name")
-                check_type(name, value, described.default)
-                check(name, value, *rules[described.name])
+                option = f"{self.prefix}{name}".removesuffix(".name")
+                check(option, value, *rules[name])
 
 
 def option_names(architecture: type) -> dict[str, str]:
     """Return the option of every field as typed on the command line; the corpus gives `vocab_size`."""
-    names = {field.name: f"model.{field.name}" for field in fields(architecture)}
+    names = {}
+    for field in fields(architecture):
+        names[field.name] = OF_OTHER_GROUPS.get(field.name, f"model.{field.name}")
     del names["vocab_size"]
-    if "mem_len" in names:
-        names.update(OF_OTHER_GROUPS)
     return names
 
 

@@ -80,16 +80,15 @@ class Lengths:
 
 def table_len(config: Config) -> int | None:
     """Return the rows in a trained position table: as given, or as training needs; None without a table."""
-    table = KINDS.named(config.encoding.name).table
-    given = config.encoding.table_len
-    if given is not None or table is None:
-        allowed = f"must be null: encoding={config.encoding.name} has no table"
-        require(given is None or table is not None, "encoding.table_len", given, allowed)
-        return given
-    trained = training_lengths(config)
-    if table == "distances":
-        return trained.attention_length
-    return trained.window
+    name = config.encoding.name
+    rows = config.encoding.table_len
+    table = KINDS.named(name).table
+    if table is None:
+        require(rows is None, "encoding.table_len", rows, f"must be null: encoding={name} has none")
+    elif rows is None:
+        trained = training_lengths(config)
+        rows = trained.attention_length if table == "distances" else trained.window
+    return rows
 
 
 def tokens_per_step(config: Config) -> int:
@@ -129,14 +128,16 @@ def evaluation_lengths(config: Config) -> Lengths:
     Raises:
         OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.
     """
-    trained = training_lengths(config)
-    lengths = replace(trained, segment_len=config.evaluation.segment_len)
+    lengths = training_lengths(config)
+    is_recurrent = lengths.mem_len is None
+    given: dict[str, Any] = {"segment_len": config.evaluation.segment_len}
     for name in OPTIONS:
         value = getattr(config.evaluation, name)
         if value is not None:
             allowed = f"must be null: {config.model.name} has no such length"
-            require(trained.mem_len is not None, f"evaluation.{name}", value, allowed)
-            lengths = replace(lengths, **{name: value})
+            require(not is_recurrent, f"evaluation.{name}", value, allowed)
+            given[name] = value
+    lengths = replace(lengths, **given)
     limit = position_limit(config)
     if limit is not None:
         allowed = f"segment_len + ext_len = {lengths.window} must be at most {limit}, "
@@ -179,9 +180,8 @@ def trained_clamp(config: Config) -> int | None:
     """Return `clamp_len` for attention longer than training's: the run's `clamp_len` if set, else the longest trained
     distance.
 
-    A trained table repeats its last row for longer distances and needs no clamp, unless it has rows that training did
-    not reach; its `clamp_len` counts rows, one more than the distance. Absolute positions have no distances, a rotation
-    no limit, and an encoding that extrapolates needs none: -1, no clamp. None for a recurrent model.
+    In a trained table `clamp_len` counts rows, one more than the distance. Absolute positions have no distances, a
+    rotation no limit, and an encoding that extrapolates needs none: -1, no clamp. None for a recurrent model.
     """
     trained = training_lengths(config)
     given = config.evaluation.clamp_len
@@ -190,11 +190,7 @@ def trained_clamp(config: Config) -> int | None:
     kind = KINDS.named(config.encoding.name)
     if trained.clamp_len > 0 or kind.absolute or kind.extrapolates or kind.rotates:
         return trained.clamp_len
-    distance = trained.farthest_distance
-    if kind.table != "distances":
-        return distance
-    has_untrained_rows = (table_len(config) or 0) > distance + 1
-    return distance + 1 if has_untrained_rows else -1
+    return trained.farthest_distance + (kind.table == "distances")
 
 
 def clamp_untrained(lengths: Lengths, config: Config) -> Lengths:

@@ -8,7 +8,7 @@ import operator
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -26,7 +26,6 @@ from txl_lightning.errors import (
     LENGTH,
     Count,
     Length,
-    OptionError,
     Threads,
     UserError,
     at_most,
@@ -217,20 +216,6 @@ class RecallData(DataConfig):
     text_seed: int = 1
 
 
-OWN_OPTIONS: dict[str, type[DataConfig]] = {  # by `data.name`
-    "file": FileData,
-    "enwik8": Enwik8Data,
-    "lm1b": Lm1bData,
-    "recall": RecallData,
-}
-
-
-def data_class(name: Any) -> type[DataConfig]:
-    """Return the dataclass for a corpus's options, also from a user's file; `DataConfig` if it is unknown."""
-    load_guests()
-    return OWN_OPTIONS.get(name, DataConfig)
-
-
 def file_data(data: DataConfig, path: Any, level: str) -> FileData:
     """Return the options that read the files `path` like another corpus.
 
@@ -316,10 +301,9 @@ class OptimizerConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self._target_ is None:
-            for name, value in self.arguments.items():
-                allowed = "no such option without optimizer._target_=CLASS"
-                raise OptionError(f"optimizer.{name}", value, allowed)
+        for name, value in self.arguments.items():
+            allowed = "no such option without optimizer._target_=CLASS"
+            require(self._target_ is not None, f"optimizer.{name}", value, allowed)
 
 
 @dataclass
@@ -364,9 +348,6 @@ class TrainerConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in self.lightning.items():
-            ours = LIGHTNINGS_NAMES.get(f"trainer.{name}")
-            require(not ours, f"trainer.{name}", value, f"is {ours} here")
         if "check_val_every_n_epoch" in self.lightning:
             self.val_every_n_steps = None
 
@@ -492,17 +473,21 @@ class Config(Options):
 
 
 # Groups that take other libraries' arguments without `+`, and the field that gathers them.
-OPEN_GROUPS = {
-    "trainer": (TrainerConfig, "lightning"),
-    "optimizer": (OptimizerConfig, "arguments"),
-    "logger": (LoggerConfig, "each"),
+OPEN_GROUPS = {"trainer": "lightning", "optimizer": "arguments", "logger": "each"}
+# Lightning's name -> the option that does the same here.
+LIGHTNINGS_NAMES = {
+    "trainer.enable_checkpointing": "checkpoint.enabled",
+    "trainer.enable_progress_bar": "trainer.progress_bar",
+    "trainer.limit_test_batches": "evaluation.max_segments",
+    "trainer.limit_val_batches": "trainer.val_max_segments",
 }
 
 
 def typed(config: Any) -> Any:
     """Return a composed config's dataclass, with all interpolations resolved.
 
-    Where `OPEN_GROUPS` accepts other libraries' arguments, one field gathers them.
+    Options with Lightning's names set ours. Where `OPEN_GROUPS` accepts other libraries' arguments, one field gathers
+    them.
 
     Raises:
         OptionError: a value is not allowed.
@@ -510,39 +495,38 @@ def typed(config: Any) -> Any:
     config = config.copy()
     OmegaConf.set_readonly(config, False)
     with open_dict(config):
-        for name, (kind, gathered) in OPEN_GROUPS.items():
+        for name, gathered in OPEN_GROUPS.items():
             group = config.get(name, {})
-            known = [described.name for described in fields(kind)]
+            known = get_type_hints(OmegaConf.get_type(group))
             for argument in list(group):
                 if argument not in known:
-                    group[gathered][argument] = group.pop(argument)
+                    ours = LIGHTNINGS_NAMES.get(f"{name}.{argument}")
+                    place = ours or f"{name}.{gathered}.{argument}"
+                    OmegaConf.update(config, place, group.pop(argument))
     return OmegaConf.to_object(config)
 
 
-def schemas() -> dict[str, Any]:
-    """Return the schemas that Hydra composes for `GROUP/NAME` or `NAME`, beside the files in `conf/`."""
-    kinds: dict[str, Any] = {
-        "model/schema": TransformerXLModelConfig,
-        "model/recurrent_schema": RecurrentModelConfig,
-        "encoding/schema": EncodingConfig,
-        "memory/schema": MemoryConfig,
-        "optimizer/schema": OptimizerConfig,
-        "trainer/schema": TrainerConfig,
-        "logger/schema": LoggerConfig,
-        "data/schema": DataConfig,
-    }
-    for corpus, options in OWN_OPTIONS.items():
-        kinds[f"data/{corpus}_schema"] = options
-    nodes: dict[str, Any] = {
-        "callbacks/schema": OmegaConf.create(flags={"struct": False}),
-    }
-    for path, kind in kinds.items():
-        node = OmegaConf.structured(kind)
-        if issubclass(kind, DataConfig):
-            node.seed = "${seed}"
-        OmegaConf.set_struct(node, path.split("/")[0] not in OPEN_GROUPS)
-        nodes[path] = node
-    return nodes
+# Options of the groups, by the names under which YAML files in `conf/` refer to them.
+SCHEMAS: dict[str, type[Options]] = {
+    "model/schema": TransformerXLModelConfig,
+    "model/recurrent_schema": RecurrentModelConfig,
+    "encoding/schema": EncodingConfig,
+    "memory/schema": MemoryConfig,
+    "optimizer/schema": OptimizerConfig,
+    "trainer/schema": TrainerConfig,
+    "logger/schema": LoggerConfig,
+    "data/schema": DataConfig,
+    "data/file_schema": FileData,
+    "data/enwik8_schema": Enwik8Data,
+    "data/lm1b_schema": Lm1bData,
+    "data/recall_schema": RecallData,
+}
+
+
+def data_class(corpus: Any) -> Any:
+    """Return the dataclass for a corpus's options, also from a user's file; `DataConfig` if it is unknown."""
+    load_guests()
+    return SCHEMAS.get(f"data/{corpus}_schema", DataConfig)
 
 
 # A config as dicts, lists, numbers and strings, for checkpoints and loggers. Not through OmegaConf, for which a literal
@@ -567,28 +551,22 @@ def _absolute(path: Any) -> Any:
     return path
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: dict[str, Any]) -> dict[str, Any]:
     """Flatten a nested config to dotted names."""
     items: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            items.update(flat(value, f"{prefix}{name}."))
+            for inner, part in flat(value).items():
+                items[f"{name}.{inner}"] = part
         else:
-            items[f"{prefix}{name}"] = value
+            items[name] = value
     return items
 
 
-# Options of 0.5: old name -> new name. A group stands for its options too.
-RENAMED = {"beyond": "variant", "logger.each": "logger"}
-# Lightning's name -> the option that does the same here.
-LIGHTNINGS_NAMES = {
-    "trainer.enable_checkpointing": "checkpoint.enabled",
-    "trainer.enable_progress_bar": "trainer.progress_bar",
-    "trainer.limit_test_batches": "evaluation.max_segments",
-    "trainer.limit_val_batches": "trainer.val_max_segments",
-}
-# Old name -> what to do instead.
+# Options of earlier versions, and what to do instead. A group stands for its options too.
 REMOVED = {
+    "beyond": "is now variant",
+    "logger.each": "is now logger",
     "trainer.graph": "was removed: no GPU ever ran it; trainer.compile=true compiles the step",
     "data.block_len": "was removed: data.distance may be a list of distances, which take turns",
     "checkpoint.keep_best": "was removed: callbacks.NAME={_target_: lightning.pytorch.callbacks.ModelCheckpoint, …}",
@@ -601,33 +579,20 @@ REMOVED = {
 }
 
 
-def why_refused(option: str) -> str | None:
-    """Return the sentence that refuses an option from an earlier version; None for any other option."""
-    for old, new in RENAMED.items():
-        if f"{option}.".startswith(f"{old}."):
-            return f"{old} is now {new}"
-    return REMOVED.get(option)
-
-
-def with_new_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a 0.5 checkpoint's config under this version's names, without removed options."""
-    options = deepcopy(values)
-    if "beyond" in options:
-        options["variant"] = options.pop("beyond")
-    for old in REMOVED:
-        group, _, name = old.partition(".")
-        options[group].pop(name, None)
-    return options
-
-
 def from_plain(values: dict[str, Any]) -> Config:
-    """Return the config from its `plain` form, as in checkpoints; its values are literal, also `${…}`.
+    """Return the config from its `plain` form, as in checkpoints, also of 0.5; its values are literal, also `${…}`.
 
     Raises:
         OptionError: a value is not allowed.
         TypeError: an option is unknown.
     """
-    options = with_new_names(values)
+    options = deepcopy(values)
+    if "beyond" in options:
+        options["variant"] = options.pop("beyond")
+    for old in REMOVED:
+        group, _, name = old.partition(".")
+        if name not in ("", "each"):
+            options[group].pop(name, None)
     if "\\u0000" in json.dumps(options):
         raise UserError("its config has a null byte, which no file name may have")
     kinds: Any = get_type_hints(Config)
@@ -636,9 +601,8 @@ def from_plain(values: dict[str, Any]) -> Config:
         kinds["model"] = RecurrentModelConfig
     corpus = options["data"]["name"]
     kinds["data"] = data_class(corpus)
-    allowed = f"must be a corpus of this version, or {of_a_file()}"
-    for name in options["data"]:
-        require(hasattr(kinds["data"](), name), "data", corpus, allowed)
+    is_known = set(options["data"]) <= set(get_type_hints(kinds["data"]))
+    require(is_known, "data", corpus, f"must be a corpus of this version, or {of_a_file()}")
     for name, values_of_group in options.items():
         if is_dataclass(kinds.get(name)):
             options[name] = kinds[name](**values_of_group)

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from txl_lightning.config.schemas import OWN_OPTIONS, DataConfig
+from txl_lightning.config.schemas import SCHEMAS, DataConfig
 from txl_lightning.data import vocabulary
 from txl_lightning.data.cache import Description, cached, checksum_once, mapped
 from txl_lightning.data.subwords import Positions
@@ -155,9 +155,7 @@ class Source:
     checksum: str | None = None
 
 
-CORPORA: Guests[Callable[[Any], Source]] = Guests(
-    "data", "txl_lightning.data.corpus", "txl_lightning.data.{}"
-)
+CORPORA: Guests[Callable[[Any], Source]] = Guests("data", "txl_lightning.data.corpus")
 LEVELS_OF: dict[str, tuple[str, ...]] = {}  # levels that every corpus has
 S = TypeVar("S", bound=Callable[[Any], Source])
 
@@ -184,7 +182,7 @@ def register_corpus(
             {"defaults": [f"{name}_schema", "_self_"], "level": level},
         )
         LEVELS_OF[name] = (level, *others)
-        OWN_OPTIONS[name] = options
+        SCHEMAS[f"data/{name}_schema"] = options
         return source
 
     return register

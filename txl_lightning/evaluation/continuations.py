@@ -25,7 +25,6 @@ from txl_lightning.evaluation.hardware import autocast
 from txl_lightning.evaluation.losses import device_of, with_progress
 from txl_lightning.evaluation.options import EvaluateOptions
 from txl_lightning.evaluation.protocol import Protocol, protocol_from_options
-from txl_lightning.evaluation.texts import encode_open
 from txl_lightning.evaluation.trained import TrainedModel, naming
 from txl_lightning.files import not_special, write_json, write_text
 
@@ -72,8 +71,8 @@ def encode_pair(trained: TrainedModel, context: str, continuation: str) -> Conti
     Raises:
         UserError: the vocabulary lacks a character, and has no `<unk>`.
     """
-    tokens = encode_open(trained.vocabulary, context + continuation, trained.closed_sentences)
-    before = encode_open(trained.vocabulary, context, trained.closed_sentences)
+    tokens = trained.encode(context + continuation)
+    before = trained.encode(context)
     n_context = 0
     for token, token_of_context in zip(tokens, before, strict=False):
         if token != token_of_context:

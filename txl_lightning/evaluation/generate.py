@@ -20,7 +20,6 @@ from txl_lightning.evaluation.hardware import autocast, chosen_precision
 from txl_lightning.evaluation.losses import device_of
 from txl_lightning.evaluation.options import GenerateOptions
 from txl_lightning.evaluation.protocol import with_lengths
-from txl_lightning.evaluation.texts import encode_open
 from txl_lightning.evaluation.trained import TrainedModel, naming
 from txl_lightning.files import write_json
 from txl_lightning.model.inference.generation import GenerativeModel, Sampling
@@ -115,7 +114,7 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> dict[str, An
     shown = f"{text!r:.40}"
     with naming("prompt", shown):
         vocabulary = replace(trained.vocabulary, lenient=False)
-        tokens = encode_open(vocabulary, text, trained.closed_sentences)
+        tokens = replace(trained, vocabulary=vocabulary).encode(text)
     allowed = "must have at least one token of the checkpoint's vocabulary"
     require(bool(tokens), "prompt", shown, allowed)
     return {"tokens": tokens}

@@ -13,7 +13,6 @@ from zipfile import ZipFile
 import torch
 
 from txl_lightning.config.schemas import (
-    OWN_OPTIONS,
     Config,
     DataConfig,
     FileData,
@@ -22,7 +21,13 @@ from txl_lightning.config.schemas import (
     from_plain,
 )
 from txl_lightning.data.corpus import Corpus, corpus_source, load_corpus
-from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
+from txl_lightning.data.vocabulary import (
+    END_OF_LINE,
+    KEPT_LEVELS,
+    SENTENCE,
+    Vocabulary,
+    close_sentences,
+)
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.evaluation.models import Model, architecture, make_model, require_room
 from txl_lightning.files import expand, write_atomically
@@ -62,6 +67,24 @@ class TrainedModel:
         """Whether `<S>` stands at both sentence ends (lm1b as the TensorFlow code reads it)."""
         marks = getattr(self.config.data, "sentence_marks", "")
         return self.vocabulary.starts_sentences and marks == "both"
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text that goes on: words end their line only if the text ends with a line break.
+
+        Raises:
+            UserError: the vocabulary lacks a character, and has no `<unk>`.
+        """
+        if not text:
+            return []
+        vocabulary = self.vocabulary
+        tokens = vocabulary.encode(text.encode())
+        ends_its_line = vocabulary.level == "word" and END_OF_LINE in vocabulary.numbers
+        if self.closed_sentences:
+            ends_its_line = True
+            tokens, _ = close_sentences(tokens, vocabulary.numbers[SENTENCE])
+        if ends_its_line and not text.endswith("\n"):
+            tokens = tokens[:-1]
+        return tokens.tolist()
 
 
 @dataclass(frozen=True)
@@ -223,7 +246,7 @@ def _record_of(contents: Any) -> dict[str, Any]:
 def _drop_options_of_other_corpora(data: dict[str, Any]) -> None:
     """Remove options that only another corpus has: `txl convert` stores the whole composed group."""
     known = {field.name for field in fields(data_class(data["name"]))}
-    for options in OWN_OPTIONS.values():
+    for options in DataConfig.__subclasses__():
         for field in fields(options):
             if field.name not in known:
                 data.pop(field.name, None)

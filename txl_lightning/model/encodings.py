@@ -197,7 +197,7 @@ def rotates(encoding: type[Encoding]) -> bool:
     return encoding.angles is not Encoding.angles
 
 
-ENCODINGS: Guests[type[Encoding]] = Guests("encoding")  # filled by register_encoding
+ENCODINGS: Guests[type[Encoding]] = Guests("encoding", __name__)
 
 
 def register_encoding(

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 from tests.training.small_run import tiny_config
 from txl_lightning.application import register
-from txl_lightning.commands import COMMANDS
 from txl_lightning.config.schemas import CONF
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation import convert as command
 from txl_lightning.evaluation.trained import load_trained
+from txl_lightning.registry import COMMANDS
 from txl_lightning.training.run import train
 
 TRAINED = ("memory.start=zeros", "model.untie_biases=true", "trainer.max_steps=2")

@@ -13,10 +13,10 @@ from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import PROFILES, Setup
 from tests.fixtures import Patch
 from txl_lightning.application import composition, register, typed
-from txl_lightning.commands import COMMANDS
 from txl_lightning.evaluation import hardware
 from txl_lightning.evaluation.models import make_model
 from txl_lightning.evaluation.perplexity import check_options
+from txl_lightning.registry import COMMANDS
 
 FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("smoke", "gpu", "paper")]
 
