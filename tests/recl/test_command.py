@@ -113,7 +113,8 @@ def test_no_window_begins_in_another_document_unless_asked(runs, tmp_path):
     for documents in ("respect", "ignore"):
         result = recl(tmp_path / documents, *group, documents=documents)
         arrays = np.load(tmp_path / documents / "losses.npz")
-        changes[documents] = np.abs(arrays["nll"][:, 1] - arrays["nll"][:, 0])
+        nll_ICP = arrays["nll"]
+        changes[documents] = np.abs(nll_ICP[:, 1] - nll_ICP[:, 0])
     corpus = load_corpus(
         load_trained(group[1]).config.data,
         marked=True,

@@ -20,7 +20,13 @@ POSITIONS = np.arange(100) * 4 + 16
 def made_up() -> dict[str, np.ndarray]:
     """Losses that fall with context, of c to a plateau and then further."""
     noise = np.random.default_rng(1).gamma(2.0, 0.5, (3, 1, 100))
-    falls = np.array([[3.0, 2.0, 1.5, 1.2], [3.0, 2.5, 2.4, 2.39], [3.0, 3.0, 1.0, 1.0]])
+    falls = np.array(
+        [
+            [3.0, 2.0, 1.5, 1.2],
+            [3.0, 2.5, 2.4, 2.39],
+            [3.0, 3.0, 1.0, 1.0],
+        ]
+    )
     return dict(zip(NAMES, noise + falls[:, :, None], strict=True))
 
 
