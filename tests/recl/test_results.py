@@ -31,14 +31,14 @@ def made_up() -> dict[str, np.ndarray]:
 
 
 def results(level: str = "token", **options: Any) -> dict[str, Any]:
-    given = {"bootstrap": 20, **options}
+    options.setdefault("bootstrap", 20)
     found = group_results(
         made_up(),
         CONTEXTS,
         POSITIONS,
         BLOCKS,
         level,
-        **given,
+        **options,
     )
     found["split"] = "test"
     found["corpus"] = {"name": "text", "level": level}
