@@ -31,7 +31,7 @@ def test_losses_are_those_of_fresh_windows(model_type):
         pytest.skip(f"not built: {type(error).__name__}")
     untouched = copy.deepcopy(model)
     try:
-        limit, _ = readable_length(model, CONTEXTS[-1])
+        limit, _ = readable_length(model, CONTEXTS[-1], model_type)
         reader = WindowReader(model, limit=limit, one_pass=True)
         member = checked(
             Member(model_type, model_type, reader, {}),

@@ -291,6 +291,13 @@ def test_what_is_no_model_is_named_with_what_to_do(
         load(tmp_path / named)
 
 
+def test_a_model_that_reads_no_token_is_refused(tmp_path):
+    """An XMOD without a language cannot read anything."""
+    folder = save_tiny(tmp_path, "xmod")
+    with pytest.raises(OptionError, match=f"models=hf:{tmp_path}: reads no token: .*language"):
+        load(folder)
+
+
 def test_a_model_that_cannot_be_found_is_named(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(OptionError, match=r"models=hf:/nowhere/model: has no config.json"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+LARGEST = 50_000_000  # parameters; some types have parts that a config does not make small
 POSITIONS = 48
 VOCABULARY = 300
 TEXT = ""
@@ -40,7 +41,11 @@ SIZES = {
 
 
 def model_of(model_type: str, **options: Any) -> Any:
-    """Return a causal model of a type, with weights large enough for losses that differ."""
+    """Return a causal model of a type, with weights large enough for losses that differ.
+
+    Raises:
+        ValueError: it cannot be small.
+    """
     import transformers
 
     config_class = type(transformers.CONFIG_MAPPING[model_type]().get_text_config())
@@ -57,6 +62,10 @@ def model_of(model_type: str, **options: Any) -> Any:
         sizes["layer_types"] = kinds
         sizes["num_hidden_layers"] = len(kinds)
     config = config_class(**{**sizes, **options})
+    with torch.device("meta"):
+        unfilled = transformers.AutoModelForCausalLM.from_config(config)
+    if sum(parameter.numel() for parameter in unfilled.parameters()) > LARGEST:
+        raise ValueError(f"{model_type} has more than {LARGEST:,} parameters")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config)

@@ -67,7 +67,13 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
         model, context = with_context(trained, options)
         for number in range(options.n_samples):
             write(f"--- sample {number + 1}\n")
-            drawn = draw_tokens(model, trained, options, prompt["tokens"], options.seed + number)
+            drawn = draw_tokens(
+                model,
+                trained,
+                options,
+                prompt["tokens"],
+                options.seed + number,
+            )
             tokens = write_sample(drawn, prompt["tokens"], trained, write)
             samples.append({"text": trained.vocabulary.decode(tokens), "tokens": tokens})
     seconds = time.perf_counter() - started
@@ -93,7 +99,15 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         allowed = f"must be null: {trained.config.model.name} has no such length"
         require(options.mem_len is None, "mem_len", options.mem_len, allowed)
         return model, "context carried in the recurrent state"
-    protocol = replace(with_lengths(trained, options, False, ext_len=0), clamped=True)
+    protocol = replace(
+        with_lengths(
+            trained,
+            options,
+            False,
+            ext_len=0,
+        ),
+        clamped=True,
+    )
     if protocol.lengths.mem_len:
         return protocol.model(), f"memory of {protocol.lengths.mem_len:,} tokens"
     window = training_lengths(trained.config).window
@@ -124,7 +138,12 @@ def context_prompt(
     options: GenerateOptions, trained: TrainedModel, n_context: int
 ) -> dict[str, Any]:
     """Return consecutive tokens from a split, and the text that follows as their `continuation`."""
-    corpus, (split,) = open_text(trained, options, options.split, ["test"])
+    corpus, (split,) = open_text(
+        trained,
+        options,
+        options.split,
+        ["test"],
+    )
     tokens = without_marks(corpus.splits[split])
     last = len(tokens) - n_context
     allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"

@@ -40,7 +40,14 @@ class PrecisionOptions(MachineOptions):
             this machine.
     """
 
-    precision: Annotated[str, one_of("32-true", "bf16-mixed", "auto")] = "32-true"
+    precision: Annotated[
+        str,
+        one_of(
+            "32-true",
+            "bf16-mixed",
+            "auto",
+        ),
+    ] = "32-true"
 
 
 @dataclass(kw_only=True)
@@ -208,7 +215,15 @@ class ConvertOptions(Config):
     """
 
     source: str = MISSING
-    source_format: Annotated[str, one_of("original", "huggingface", "tensorflow", "txl")] = MISSING
+    source_format: Annotated[
+        str,
+        one_of(
+            "original",
+            "huggingface",
+            "tensorflow",
+            "txl",
+        ),
+    ] = MISSING
     target: str = MISSING
     target_format: str = MISSING
     memory_start: str | None = None

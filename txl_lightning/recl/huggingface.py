@@ -130,7 +130,7 @@ def load_huggingface(
         code_not_run = f"{type(model).__name__}, {type(tokenizer).__name__}"
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     scored = HuggingFaceModel(model, begin)
-    limit, limit_reason = readable_length(scored, longest_context)
+    limit, limit_reason = readable_length(scored, longest_context, reference)
     if limit is None and positions and positions < longest_context:
         limit_reason = f"none, it reads on beyond the {positions} positions of its config"
 
@@ -220,7 +220,9 @@ def begin_tokens(tokenizer: Any, begin_of_text: bool | None, reference: str) -> 
     return list(tokens[: tokens.index(first[0])])
 
 
-def readable_length(model: HuggingFaceModel, longest: int) -> tuple[int | None, str | None]:
+def readable_length(
+    model: HuggingFaceModel, longest: int, reference: str
+) -> tuple[int | None, str | None]:
     """Return how many tokens the model reads before it fails, and its error; two None if it reads the longest.
 
     Only a table of positions ends. Rotations, biases by distance and recurrences do not, whatever the config says.
@@ -228,6 +230,10 @@ def readable_length(model: HuggingFaceModel, longest: int) -> tuple[int | None, 
     Args:
         model: it is on the CPU: a GPU would not survive the error.
         longest: number of tokens that it should read.
+        reference: the model, as typed.
+
+    Raises:
+        OptionError: it cannot read a single token.
     """
     limit = 0
     fault = None
@@ -244,6 +250,7 @@ def readable_length(model: HuggingFaceModel, longest: int) -> tuple[int | None, 
         tried = (limit + fails) // 2
     if fault is None:
         return None, None
+    require(limit > 0, MODELS, reference, f"reads no token: {fault}")
     return limit, fault
 
 
