@@ -67,8 +67,9 @@ def test_the_environment() -> None:
     assert f"torch {version('torch')}, lightning {version('lightning')}, hydra-core 1.3." in said
 
 
-def test_a_reader_that_stops_reading_is_no_error() -> None:
-    words = [sys.executable, "-m", "txl_lightning.cli", "--help"]
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
+def test_a_reader_that_stops_reading_is_no_error(words: list[str]) -> None:
+    words = [sys.executable, "-m", "txl_lightning.cli", *words]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as command:

@@ -29,13 +29,23 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from txl_lightning.config.schemas import CONF, OPEN_GROUPS, REMOVED, SCHEMAS, Config, flat, typed
 from txl_lightning.errors import Stopped, UserError, is_first_rank, require
 from txl_lightning.files import locked, write_text
-from txl_lightning.launcher import CALL, prepare_wandb, run_in_process
+from txl_lightning.launcher import CALL, Refusal, prepare_wandb, run_job
 from txl_lightning.multirun import JobFolder, check_search, write_results
 from txl_lightning.registry import CHOICES, COMMANDS, Command, load_guests
 
-EXPECTED = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError, OSError)
+EXPECTED = (
+    UserError,
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+    OSError,
+)
 FULL_ERROR = "HYDRA_FULL_ERROR"
-LISTS = ("callbacks", "experiment", "logger")  # groups that take several choices
+LISTS = (  # groups that take several choices
+    "callbacks",
+    "experiment",
+    "logger",
+)
 # A further rank writes nothing: Hydra makes no folder and no log for it.
 OF_FURTHER_RANKS = (
     "hydra.run.dir=.",
@@ -99,10 +109,6 @@ def composition(name: str, overrides: Sequence[str]) -> DictConfig:
         return hydra.compose(name, usable(overrides))
 
 
-class Refusal(BaseException):
-    """An expected error on its way through Hydra, as the cause: Hydra reports exceptions in callbacks as warnings."""
-
-
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
     try:
@@ -153,7 +159,7 @@ class Task:
         """Run the command; in a multirun return the loss that a search minimizes."""
         settings: Any = HydraConfig.get()
         if settings.mode == RunMode.MULTIRUN:
-            return run_in_process(self.command, config, settings, self._run)
+            return run_job(self.command, config)
         with _refusing():
             self._run(config, Path(settings.runtime.output_dir))
         return None
@@ -199,6 +205,8 @@ def run_command(command: Command, words: list[str]) -> None:
     status: int | str = 0
     try:
         start(command, words)
+    except BrokenPipeError:
+        raise
     except (Refusal, *EXPECTED, RuntimeError) as error:
         cause = error.__cause__ if isinstance(error, Refusal) else error
         # A sweeper repeats the error of a job that failed; Optuna's raises a RuntimeError instead.
@@ -326,7 +334,11 @@ def nearest_names(option: str, command: Command) -> str:
 
 def meanings(command: Command) -> dict[str, str]:
     """Return the meanings of a command's options by dotted name, from the docstrings of their dataclasses."""
-    kinds = [command.schema, *SCHEMAS.values(), *get_type_hints(command.schema).values()]
+    kinds = [
+        command.schema,
+        *SCHEMAS.values(),
+        *get_type_hints(command.schema).values(),
+    ]
     found = {}
     for kind in kinds:
         if is_dataclass(kind):

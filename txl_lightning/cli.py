@@ -14,7 +14,15 @@ from txl_lightning import __version__
 from txl_lightning.errors import UserError, cores
 from txl_lightning.registry import COMMANDS, load_guests
 
-LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "wandb", "numpy", "tokenizers")
+LIBRARIES = (
+    "torch",
+    "lightning",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+    "numpy",
+    "tokenizers",
+)
 
 
 def usage() -> str:
@@ -55,7 +63,8 @@ def main() -> None:
         # A reader that stops reading, such as `head`, is no error. Python would complain again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt as stopped:  # its argument is the signal, which `Jobs.run` names
-        print(f"txl {sys.argv[1]}: interrupted", file=sys.stderr)
+        lines = (f"txl {sys.argv[1]}: interrupted", *stopped.args[1:])
+        print(*lines, sep="; ", file=sys.stderr)
         sys.exit(128 + (stopped.args or (signal.SIGINT,))[0])
 
 

@@ -1,12 +1,18 @@
 """Ranks: the processes that share one run, who starts them, and the values that they exchange.
 
-torchrun or SLURM starts the ranks; without them `further_ranks` does. Lightning's launcher (2.6) is not used:
+torchrun or SLURM starts the ranks; without them `further_ranks` does. Lightning's launcher (2.6.6) trains the same, and
+was tried with two ranks on a CPU:
 
-- It leaves the other ranks running when the first one is killed. Another rank's death is seen within five seconds and
-  ends the first one with SIGKILL: no message, no exit code in W&B, and in a multirun the wrong error.
-- It runs `sys.argv` again in every rank, so `train` in a notebook, or in a program started with `-m`, would start that
-  instead.
+- Rank 0 killed, or ended by SIGTERM, before the ranks have met: rank 1 still waited for it after a minute. Here it ends
+  with rank 0.
+- Rank 1 killed: rank 0 ended after two seconds with a traceback of gloo, which names no rank. Here the last line is
+  `rank 1 was killed by SIGKILL; the other ranks were stopped`.
+- `train` in a program read from standard input, as in a notebook: the launcher runs `sys.argv` again, finds no file
+  and kills rank 0 too.
 - Its rendezvous listens on all addresses and unpickles what it gets. These ranks meet in a file.
+
+torch.multiprocessing runs a program without `if __name__ == "__main__"` again in every rank. The agent of torchrun
+leaves its signal handlers in the caller, and has Lightning's rendezvous.
 """
 
 from __future__ import annotations

@@ -125,7 +125,13 @@ def use(name: str, path: Path, folder: Path) -> None:
     else:
         steps = "trainer.max_steps=5" if name == "resume" else "trainer.max_steps=1"
         train(
-            tiny_config(good(), *RUN, steps, f"{name}={path}", "checkpoint.every_n_steps=9"),
+            tiny_config(
+                good(),
+                *RUN,
+                steps,
+                f"{name}={path}",
+                "checkpoint.every_n_steps=9",
+            ),
             folder / "run",
         )
 

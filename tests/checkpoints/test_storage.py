@@ -86,6 +86,9 @@ def test_a_file_of_torch_is_read_and_no_file_is_not(tmp_path):
 def test_a_file_that_could_not_be_read_does_not_replace_one_that_can(tmp_path):
     write(CONTENTS, tmp_path / "a")
     with pytest.raises(UnpicklingError, match="Weights only load failed"):
-        write({**CONTENTS, "step": np.float64(1.0)}, tmp_path / "a")
+        write(
+            {**CONTENTS, "step": np.float64(1.0)},
+            tmp_path / "a",
+        )
     assert read_file(tmp_path / "a")["step"] == 3
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -11,30 +11,24 @@ from txl_lightning.data.vocabulary import without_marks
 
 def files(folder: Path, contents: dict[str, str | bytes]) -> list[str]:
     """Write files and return their paths."""
+    paths = []
     for name, content in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(
-            content
-            if isinstance(
-                content,
-                bytes,
-            )
-            else content.encode()
-        )
-    return [str(folder / name) for name in contents]
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        paths.append(str(path))
+    return paths
 
 
 def corpus_of(path: Any, folder: Path, marked: bool = False, **options: Any) -> Corpus:
     """Load `data=file` with a cache in a folder."""
-    return load_corpus(
-        FileData(
-            name="file",
-            path=path,
-            cache_dir=str(folder / "cache"),
-            **options,
-        ),
-        marked=marked,
+    config = FileData(
+        name="file",
+        path=path,
+        cache_dir=str(folder / "cache"),
+        **options,
     )
+    return load_corpus(config, marked=marked)
 
 
 def text_of(corpus: Corpus, *splits: str) -> str:

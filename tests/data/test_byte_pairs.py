@@ -28,16 +28,10 @@ def test_merges_come_from_the_training_split_only(tmp_path):
     content = TEXT.encode()
     kept = int(len(content) * 0.96)
     doctored = content[:kept] + (b"zygote " * len(content))[: len(content) - kept]
-    paths = files(tmp_path, {"honest.txt": content, "other.txt": doctored})
-    honest, other = (
-        corpus_of(
-            path,
-            tmp_path,
-            level="bpe",
-            vocab_size=300,
-        )
-        for path in paths
-    )
+    corpora = []
+    for path in files(tmp_path, {"honest.txt": content, "other.txt": doctored}):
+        corpora.append(corpus_of(path, tmp_path, level="bpe", vocab_size=300))
+    honest, other = corpora
     assert honest.checksum != other.checksum
     assert honest.vocabulary == other.vocabulary
     assert np.array_equal(honest.splits["train"], other.splits["train"])
@@ -54,13 +48,24 @@ OTHER_TOKENIZERS = [
 def test_a_tokenizer_of_another_format_is_refused_with_the_line_that_converts_it(
     tmp_path, name, conversion
 ):
-    path, tokenizer = files(tmp_path, {"text.txt": TEXT, name: b"\x0a\xff"})
-    with pytest.raises(OptionError, match=f"{name}: must be a tokenizer.json: {conversion}"):
+    path, tokenizer = files(
+        tmp_path,
+        {"text.txt": TEXT, name: b"\x0a\xff"},
+    )
+    with pytest.raises(
+        OptionError,
+        match=f"{name}: must be a tokenizer.json: {conversion}",
+    ):
         corpus_of(path, tmp_path, level="bpe", tokenizer=tokenizer)
 
 
 WITH_A_SPACE = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
-AT_THE_START = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
+AT_THE_START = {
+    "type": "Metaspace",
+    "replacement": "▁",
+    "prepend_scheme": "first",
+    "split": True,
+}
 LOSSY = [
     (lambda: "{}", "is not a byte-level tokenizer.json"),
     (lambda: changed(pre_tokenizer=WITH_A_SPACE), "changes the text"),

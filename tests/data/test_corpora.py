@@ -20,17 +20,15 @@ from txl_lightning.data import corpus as corpus_module
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.errors import UserError, notice
 
-SOURCES = ["__init__.py", *(f"core/m{i}.py" for i in range(30))]
+SOURCES = [
+    "__init__.py",
+    *(f"core/m{i}.py" for i in range(30)),
+]
 OTHERS = ["tests/a.py", "core/tests/b.py", "__pycache__/e.py", "conftest.py", "f.txt"]
 
 
 def packages_of(folder: Path) -> Corpus:
-    return load_corpus(
-        DataConfig(
-            name="python-packages",
-            cache_dir=str(folder / "cache"),
-        )
-    )
+    return load_corpus(DataConfig(name="python-packages", cache_dir=str(folder / "cache")))
 
 
 def test_the_default_corpus_is_the_same_text_everywhere(tmp_path, capfd):
@@ -47,26 +45,32 @@ def test_the_default_corpus_is_the_same_text_everywhere(tmp_path, capfd):
 def test_other_packages_are_named_and_their_files_are_in_the_order_of_a_hash(
     tmp_path, monkeypatch, capfd
 ):
-    names = [f"{package}/{file}" for package in ("sympy", "networkx") for file in SOURCES]
-    texts = {name: f"raise ImportError  # {name}\n" * 20 for name in names}
-    left_out = {f"sympy/{name}": "left out" for name in OTHERS}
-    for package in ("sympy", "networkx"):  # as pip does
+    texts = {}
+    contents = {f"sympy/{name}": "left out" for name in OTHERS}
+    for package in ("sympy", "networkx"):
+        for file in SOURCES:
+            name = f"{package}/{file}"
+            texts[name] = f"raise ImportError  # {name}\n" * 20
+        # As pip does.
         information = f"Name: {package}\nVersion: 1.14.0\n"
-        left_out[f"{package}-1.14.0.dist-info/METADATA"] = information
-    files(tmp_path / "site", texts | left_out)
+        contents[f"{package}-1.14.0.dist-info/METADATA"] = information
+    files(tmp_path / "site", texts | contents)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     notice.cache_clear()
     corpus = packages_of(tmp_path)
     assert "1.14.0 is not the published text; losses of others cannot" in capfd.readouterr().err
     assert corpus.name == "sympy 1.14.0 + networkx 1.14.0, changed"
-    in_order = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-    assert text_of(corpus) == "".join(texts[name] for name in in_order)
-    starts = accumulate(
-        (len(texts[name]) for name in in_order),
-        initial=0,
+    in_order = sorted(
+        texts,
+        key=lambda name: hashlib.sha256(name.encode()).hexdigest(),
     )
-    n_documents = len(corpus.documents["train"])
-    assert corpus.documents["train"].tolist() == [*starts][:n_documents]
+    assert text_of(corpus) == "".join(texts[name] for name in in_order)
+    starts = [
+        0,
+        *accumulate(len(texts[name]) for name in in_order),
+    ]
+    found = corpus.documents["train"].tolist()
+    assert found == starts[: len(found)]
 
 
 def test_tokens_are_prepared_again_for_a_changed_file_or_level(tmp_path, monkeypatch):
@@ -77,39 +81,38 @@ def test_tokens_are_prepared_again_for_a_changed_file_or_level(tmp_path, monkeyp
         assert tokens.tobytes() == content[:198]
     corpus_of(path, tmp_path, level="char")
     assert len(list(tmp_path.glob("cache/*"))) == 3
-    monkeypatch.setattr(
-        corpus_module,
-        "_write_split",
-        lambda *given: pytest.fail("prepared again"),
-    )
+    prepared = MagicMock()
+    monkeypatch.setattr(corpus_module, "_write_split", prepared)
     files(tmp_path, {"t.txt": b"first text " * 20})
     assert corpus_of(path, tmp_path).splits["train"].tobytes() == b"first text " * 18
+    assert not prepared.called
 
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path, monkeypatch):
     full_disk = MagicMock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(cache, "write_json", full_disk)
     with pytest.raises(UserError, match=r"t\.txt: data\.cache_dir=.*No space left on device"):
-        corpus_of(files(tmp_path, {"t.txt": "text " * 50}), tmp_path)
+        corpus_of(
+            files(tmp_path, {"t.txt": "text " * 50}),
+            tmp_path,
+        )
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-DAMAGES = [
-    ("train.uint8", lambda path: os.truncate(path, 0)),
-    ("description.json", Path.unlink),
-]
+DAMAGES = {
+    "train.uint8": lambda path: os.truncate(path, 0),
+    "description.json": Path.unlink,
+}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_is_made_again_and_that_is_said(tmp_path, damage, capsys):
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_cache_is_made_again_and_that_is_said(tmp_path, name, capsys):
     listed = files(tmp_path, {"t.txt": "text " * 50})
     corpus_of(listed, tmp_path)
     (folder,) = tmp_path.glob("cache/*")
-    name, spoil = damage
-    spoil(folder / name)
-    for said in (1, 0):
+    DAMAGES[name](folder / name)
+    for lines in ([f"{folder} is damaged; it is prepared again"], []):
         assert text_of(corpus_of(listed, tmp_path)) == "text " * 50
-        lines = [f"{folder} is damaged; it is prepared again"] * said
         assert capsys.readouterr().err.splitlines() == lines
     assert list((tmp_path / "cache").iterdir()) == [folder]
 
@@ -136,9 +139,9 @@ def test_runs_of_0_5_0_find_their_corpus(tmp_path, path, level):
         "splits/test.txt": "test\n" * 9,
         "packed/a.txt.gz": gzip.compress(text.encode(), mtime=0),
         "records/a.jsonl": "".join(records),
+        "arrays/0.npy": "",
     }
     files(tmp_path, contents)
-    (tmp_path / "arrays").mkdir()
     np.save(
         tmp_path / "arrays/0.npy",
         np.arange(400, dtype="<i8") % 37,
@@ -147,7 +150,11 @@ def test_runs_of_0_5_0_find_their_corpus(tmp_path, path, level):
         tmp_path / "arrays/1.npy",
         (np.arange(600) % 37).astype("<u2"),
     )
-    corpus = corpus_of(str(tmp_path / path), tmp_path, level=level)
+    corpus = corpus_of(
+        str(tmp_path / path),
+        tmp_path,
+        level=level,
+    )
     assert corpus.checksum == OF_0_5_0[path, level]
 
 
@@ -160,14 +167,13 @@ def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path
         "import sys; from pathlib import Path; from tests.data.helpers import corpus_of\n"
         "print(sum(map(len, corpus_of(sys.argv[1], Path(sys.argv[2])).splits.values())))"
     )
-    command = [sys.executable, "-c", program, path, str(tmp_path)]
-    processes = [
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        path,
+        str(tmp_path),
     ]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0].strip() for process in processes] == ["2000000"] * 3
     assert len(list((tmp_path / "cache").iterdir())) == 1

@@ -31,12 +31,13 @@ NAMES = [
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("kind", ["folder", "list", "mapping"])
 def test_files_that_are_splits_are_splits(tmp_path, names, kind):
+    folder = tmp_path / "texts"
     paths = files(
-        tmp_path / "texts",
+        folder,
         dict(zip(names, SPLIT_TEXTS.values(), strict=True)),
     )
     chosen = {
-        "folder": str(tmp_path / "texts"),
+        "folder": str(folder),
         "list": paths[::-1],
         "mapping": dict(zip(SPLITS, paths, strict=True)),
     }
@@ -57,17 +58,14 @@ def test_a_missing_split_is_cut_from_train_and_said(tmp_path, capsys):
 
 
 def test_files_without_splits_are_joined_and_said_with_their_names(tmp_path, capsys):
-    files(
-        tmp_path / "code",
-        {
-            "a.py": "a" * 10,
-            "b.py": "b" * 10,
-            "c/model.py": "c" * 80,
-            "tr.txt": "d" * 20,
-        },
-    )
-    expected = "a" * 10 + "b" * 10 + "c" * 80 + "d" * 20
-    assert text_of(corpus_of(str(tmp_path / "code"), tmp_path)) == expected
+    texts = {
+        "a.py": "a" * 10,
+        "b.py": "b" * 10,
+        "c/model.py": "c" * 80,
+        "tr.txt": "d" * 20,
+    }
+    files(tmp_path / "code", texts)
+    assert text_of(corpus_of(str(tmp_path / "code"), tmp_path)) == "".join(texts.values())
     assert "a.py, b.py, model.py and 1 more files joined and cut" in capsys.readouterr().err
 
 
@@ -96,37 +94,53 @@ UNCLEAR = [
 @pytest.mark.parametrize(("path", "words"), UNCLEAR)
 def test_unclear_splits_are_refused(tmp_path, monkeypatch, path, words):
     monkeypatch.chdir(tmp_path)
-    names = ("train", "valid", "test", "more", "train_test")
-    contents = {f"{name}.txt": "a" * 90 for name in names}
-    packed = {"packed/packed.txt": "a" * 90, "packed/packed.txt.gz": gzip.compress(b"a" * 90)}
-    files(tmp_path, contents | packed | {"empty.txt": ""})
+    contents = {
+        "packed/packed.txt.gz": gzip.compress(b"a" * 90),
+        "empty.txt": "",
+    }
+    for name in ("train", "valid", "test", "more", "train_test", "packed/packed"):
+        contents[f"{name}.txt"] = "a" * 90
+    files(tmp_path, contents)
     with pytest.raises(OptionError, match=words):
         corpus_of(path, tmp_path)
 
 
 def test_files_of_several_formats_are_refused(tmp_path):
+    folder = tmp_path / "mixed"
     files(
-        tmp_path / "mixed",
+        folder,
         {"a.txt": "a" * 50, "b.csv": csv_of()},
     )
-    folder = str(tmp_path / "mixed")
     words = "several formats, csv and text: choose files by a pattern"
     with pytest.raises(OptionError, match=words):
-        corpus_of(folder, tmp_path)
-    assert text_of(corpus_of(folder, tmp_path, format="text")).startswith("a" * 50 + "id,text")
+        corpus_of(str(folder), tmp_path)
+    as_text = corpus_of(str(folder), tmp_path, format="text")
+    assert text_of(as_text).startswith("a" * 50 + "id,text")
     assert text_of(corpus_of(f"{folder}/*.csv", tmp_path)).startswith("record 0")
 
 
 def test_what_is_left_out_of_a_folder_is_named(tmp_path, capsys):
-    texts = {"a.txt": "a" * 50, "b.txt.gz": gzip.compress(b"b" * 50)}
-    others = {"c.png": b"\x89PNG", "d.dat": b"x\0y", "__pycache__/e.pyc": b"x", ".git/f": "f"}
-    files(tmp_path / "texts", {**texts, **others})
+    texts = {
+        "a.txt": "a" * 50,
+        "b.txt.gz": gzip.compress(b"b" * 50),
+    }
+    others = {
+        "c.png": b"\x89PNG",
+        "d.dat": b"x\0y",
+        "__pycache__/e.pyc": b"x",
+        ".git/f": "f",
+    }
+    files(tmp_path / "texts", texts | others)
     assert text_of(corpus_of(str(tmp_path / "texts"), tmp_path)) == "a" * 50 + "b" * 50
     assert "c.png, d.dat left out: no format that is read" in capsys.readouterr().err
-    files(
-        tmp_path / "c4",
-        {"a.json.gz": gzip.compress(JSON_LINES * 9), "README.md": "about"},
-    )
+
+
+def test_a_page_about_records_is_left_out(tmp_path, capsys):
+    records = {
+        "a.json.gz": gzip.compress(JSON_LINES * 9),
+        "README.md": "about",
+    }
+    files(tmp_path / "c4", records)
     assert "about" not in text_of(corpus_of(str(tmp_path / "c4"), tmp_path))
     assert "README.md left out" in capsys.readouterr().err
 
@@ -167,7 +181,11 @@ def test_a_file_that_is_no_text_is_refused(tmp_path, name, content, level, words
 
 def test_rare_words_train_the_unknown_one_of_known_share(tmp_path):
     train = "to be or not to be or not once\n" + "to be\n" * 9
-    contents = {"train.txt": train, "valid.txt": "to be new\n" * 5, "test.txt": "new be\n" * 5}
+    contents = {
+        "train.txt": train,
+        "valid.txt": "to be new\n" * 5,
+        "test.txt": "new be\n" * 5,
+    }
     paths = files(tmp_path, contents)
     corpus = corpus_of(paths, tmp_path, level="word")
     start = corpus.vocabulary.decode(corpus.splits["train"][:10])
@@ -182,7 +200,10 @@ def test_rare_words_train_the_unknown_one_of_known_share(tmp_path):
 
 
 def test_a_text_that_cannot_be_words_is_refused(tmp_path):
-    (path,) = files(tmp_path, {"text.txt": "all on one line " * 500})
+    (path,) = files(
+        tmp_path,
+        {"text.txt": "all on one line " * 500},
+    )
     with pytest.raises(UserError, match="valid split is empty: cuts are at the ends of lines"):
         corpus_of(path, tmp_path, level="word")
 
@@ -194,19 +215,26 @@ def test_a_text_is_one_document_with_or_without_a_mark_of_its_encoding(tmp_path,
     content = text.encode(encoding)
     if name.endswith(".gz"):
         content = gzip.compress(content)
-    corpus = corpus_of(files(tmp_path, {name: content}), tmp_path)
+    corpus = corpus_of(
+        files(tmp_path, {name: content}),
+        tmp_path,
+    )
     assert text_of(corpus) == text
     assert sum(len(corpus.documents[split]) for split in SPLITS) == 3  # cuts go through it
 
 
 def test_a_link_that_leads_nowhere_is_refused_and_a_file_is_read_once(tmp_path):
-    files(tmp_path, {"elsewhere/a.txt": "to be or not\n" * 90, "texts/b.png": b"picture"})
-    (tmp_path / "texts/folder").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "texts/c.txt").symlink_to("folder/a.txt")
-    assert text_of(corpus_of(str(tmp_path / "texts"), tmp_path)) == "to be or not\n" * 90
-    (tmp_path / "texts/d.txt").symlink_to("nowhere")
+    folder = tmp_path / "texts"
+    files(
+        tmp_path,
+        {"elsewhere/a.txt": "to be or not\n" * 90, "texts/b.png": b"picture"},
+    )
+    (folder / "folder").symlink_to(tmp_path / "elsewhere")
+    (folder / "c.txt").symlink_to("folder/a.txt")
+    assert text_of(corpus_of(str(folder), tmp_path)) == "to be or not\n" * 90
+    (folder / "d.txt").symlink_to("nowhere")
     with pytest.raises(OptionError, match=r"cannot be read \(No such .*/d\.txt"):
-        corpus_of(str(tmp_path / "texts"), tmp_path)
+        corpus_of(str(folder), tmp_path)
 
 
 def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):

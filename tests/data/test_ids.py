@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from tests.data.helpers import corpus_of, files
 from tests.data.writers import (
     IDS,
     LISTS,
+    LIT_GPT,
     STARTS,
+    json_lines,
     write_lists,
     write_llm_c,
     write_megatron,
-    write_packed,
 )
 from txl_lightning.config.schemas import FileData, file_data
 from txl_lightning.data import sources
@@ -31,7 +33,12 @@ FEW = np.arange(1000) % 37
 
 
 def ids_of(path: Any, folder: Path, marked: bool = False, **options: Any) -> Corpus:
-    return corpus_of(path, folder, marked, **{"level": "ids", **options})
+    return corpus_of(
+        path,
+        folder,
+        marked,
+        **{"level": "ids", **options},
+    )
 
 
 def saved(folder: Path, ids: Any, name: str = "notes.npy") -> str:
@@ -40,27 +47,17 @@ def saved(folder: Path, ids: Any, name: str = "notes.npy") -> str:
     return str(folder / name)
 
 
+def written(name: str, content: bytes | str) -> Callable[[Path], Path]:
+    """Return a function that writes a file into a folder."""
+    return lambda folder: Path(*files(folder, {name: content}))
+
+
 def joined(corpus: Corpus) -> np.ndarray:
     return np.concatenate([without_marks(corpus.splits[split]) for split in SPLITS])
 
 
-def json_lines(folder: Path) -> Path:
-    lines = [json.dumps({"n": 1, "input_ids": ids}) + "\n" for ids in LISTS]
-    return Path(
-        *files(
-            folder,
-            {"a.jsonl": "".join(lines)},
-        )
-    )
-
-
-def json_of_miditok(folder: Path) -> Path:
-    return Path(
-        *files(
-            folder,
-            {"a.json": json.dumps({"ids": LISTS, "programs": []})},
-        )
-    )
+ID_LINES = json_lines([{"n": 1, "input_ids": ids} for ids in LISTS])
+MIDITOK = json.dumps({"ids": LISTS, "programs": []})
 
 
 WITH_DOCUMENTS = {
@@ -72,13 +69,13 @@ WITH_DOCUMENTS = {
     "Parquet": lambda folder: write_lists(folder, "a.parquet", pyarrow.int32()),
     "Feather": lambda folder: write_lists(folder, "feather.arrow", pyarrow.uint16()),
     "Arrow stream": lambda folder: write_lists(folder, "a.arrow", pyarrow.int64()),
-    "JSON lines": json_lines,
-    "JSON of MidiTok": json_of_miditok,
+    "JSON lines": written("a.jsonl", ID_LINES),
+    "JSON of MidiTok": written("a.json", MIDITOK),
 }
 WITHOUT_DOCUMENTS = {
     "llm.c": write_llm_c,
     "llm.c for Llama 3": lambda folder: write_llm_c(folder, 20240801, "uint32"),
-    "raw .npy of OLMo": lambda folder: Path(*files(folder, {"part-0.npy": IDS.tobytes()})),
+    "raw .npy of OLMo": written("part-0.npy", IDS.tobytes()),
 }
 WRITERS = {**WITH_DOCUMENTS, **WITHOUT_DOCUMENTS}
 
@@ -97,8 +94,9 @@ def test_ids_and_documents_are_those_of_the_writer(tmp_path, name):
 
 @pytest.mark.parametrize("dtype", ["u1", ">u2", ">i8"])
 def test_a_file_of_any_integers_is_cut_by_fractions(tmp_path, dtype):
+    path = saved(tmp_path, FEW.astype(dtype))
     corpus = ids_of(
-        saved(tmp_path, FEW.astype(dtype)),
+        path,
         tmp_path,
         fractions=[0.5, 0.3, 0.2],
     )
@@ -129,7 +127,11 @@ def test_the_arrays_of_a_folder_are_documents(tmp_path, monkeypatch, marked):
             part.astype(dtype),
             f"pieces/{number}.npy",
         )
-    corpus = ids_of(str(tmp_path / "pieces"), tmp_path, marked)
+    corpus = ids_of(
+        str(tmp_path / "pieces"),
+        tmp_path,
+        marked,
+    )
     assert np.array_equal(joined(corpus), FEW)
     assert corpus.documents["train"].tolist() == starts
     begun = np.flatnonzero(np.asarray(corpus.splits["train"]) < 0)
@@ -140,13 +142,22 @@ def test_index_maps_of_trainings_are_left_out(tmp_path):
     """Megatron writes them below `PREFIX/cache`, GPT-NeoX beside the data: 0.5.0 read `sample_idx` as ids."""
     write_megatron(tmp_path)
     files(tmp_path, {"corpus_text_document/cache/0-train-document_index.npy": b"\x93NUMPY"})
-    maps = {
-        "doc": np.arange(5),
-        "sample": np.zeros((10, 2), np.int32),
-        "shuffle": np.arange(9),
-    }
-    for kind, array in maps.items():
-        saved(tmp_path, array, f"corpus_text_document_train_indexmap_9ns_8sl_1234s_{kind}_idx.npy")
+    prefix = "corpus_text_document_train_indexmap_9ns_8sl_1234s"
+    saved(
+        tmp_path,
+        np.arange(5),
+        f"{prefix}_doc_idx.npy",
+    )
+    saved(
+        tmp_path,
+        np.zeros((10, 2), np.int32),
+        f"{prefix}_sample_idx.npy",
+    )
+    saved(
+        tmp_path,
+        np.arange(9),
+        f"{prefix}_shuffle_idx.npy",
+    )
     assert joined(ids_of(str(tmp_path), tmp_path / "elsewhere")).tolist() == IDS.tolist()
 
 
@@ -156,8 +167,14 @@ def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path, start):
         tmp_path,
         {"vocab.json": json.dumps({"<go>": 7, "x": 40})},
     )
-    options = {"names": names, "document_start": start}
-    corpus = ids_of(saved(tmp_path, FEW), tmp_path, True, **options)
+    path = saved(tmp_path, FEW)
+    corpus = ids_of(
+        path,
+        tmp_path,
+        True,
+        names=names,
+        document_start=start,
+    )
     assert corpus.documents["train"].tolist() == [0, *range(7, 900, 37)]
     assert len(corpus.vocabulary) == 41
     assert corpus.vocabulary.decode([7, 8, 40]) == "<go> 8 x"
@@ -193,46 +210,35 @@ def test_what_is_no_sequence_of_ids_is_refused(tmp_path, ids, options, words):
     assert "\n" not in str(error.value)
 
 
-UINT16 = {"dtype": "uint16"}
 HALF = IDS[:500].tobytes()
 UNLIKE = "unlike plain ids: save them with numpy.save, or data.format=raw"
 UNLIKE_IDS = [
-    (
-        {"a.bin": b"this is text, not ids " * 99},
-        UINT16,
-        f"begins with b'this is text, no' .*{UNLIKE}",
-    ),
-    ({"index.json": b'{"chunks": []}', "chunk-0-0.bin": HALF}, UINT16, "or has an index beside it"),
-    (
-        {"a.bin": pickle.dumps(["a list of words"] * 5, 4)},
-        {"dtype": "uint8"},
-        UNLIKE,
-    ),
-    ({"shard.00000.mds": HALF}, UINT16, "no suffix that names a format"),
-    (
-        {"a.bin": HALF, "a.idx": b"TNTIDX\0\0" + bytes(18)},
-        UINT16,
-        "must have an index of Megatron or",
-    ),
-    ({"odd.bin": b"\1\2\3"}, {}, "data.dtype=None: must be uint8, .* for odd.bin"),
-    ({"odd.bin": b"\0\2\3"}, UINT16, "odd.bin: cannot be read .*not a multiple of the data-type"),
-    ({"odd.npy": b"\x93NUMPY\1\0"}, {}, "odd.npy: cannot be read"),
-    ({"00000_tokens.ds": HALF}, UINT16, "no suffix that names a format; data.format=npy or bin"),
-    ({"ids.bin.gz": b"\x1f\x8b"}, UINT16, "must be ids that can be mapped: unpack it"),
+    ({"a.bin": b"this is text, not ids " * 99}, f"begins with b'this is text, no' .*{UNLIKE}"),
+    ({"train_0.bin": LIT_GPT}, f"begins with b'LITPKDS.*{UNLIKE}"),
+    ({"index.json": b'{"chunks": []}', "chunk-0-0.bin": HALF}, "or has an index beside it"),
+    ({"a.bin": pickle.dumps(["a list of words"] * 5, 4)}, UNLIKE),
+    ({"shard.00000.mds": HALF}, "no suffix that names a format"),
+    ({"a.bin": HALF, "a.idx": b"TNTIDX\0\0" + bytes(18)}, "must have an index of Megatron or"),
+    ({"odd.bin": b"\0\2\3"}, "odd.bin: cannot be read .*not a multiple of the data-type"),
+    ({"odd.npy": b"\x93NUMPY\1\0"}, "odd.npy: cannot be read"),
+    ({"00000_tokens.ds": HALF}, "no suffix that names a format; data.format=npy or bin"),
+    ({"ids.bin.gz": b"\x1f\x8b"}, "must be ids that can be mapped: unpack it"),
 ]
 
 
-@pytest.mark.parametrize(("contents", "options", "words"), UNLIKE_IDS)
-def test_a_file_that_is_no_array_is_refused(tmp_path, contents, options, words):
+@pytest.mark.parametrize(("contents", "words"), UNLIKE_IDS)
+def test_a_file_that_is_no_array_is_refused(tmp_path, contents, words):
     paths = files(tmp_path / "data", contents)
-    (path,) = [path for path in paths if not path.endswith((".json", ".index", ".idx"))]
+    (path,) = [path for path in paths if not path.endswith((".json", ".idx"))]
     with pytest.raises(UserError, match=words):
-        ids_of(path, tmp_path, **options)
+        ids_of(path, tmp_path, dtype="uint16")
 
 
-def test_a_header_of_another_library_is_no_ids(tmp_path):
-    with pytest.raises(OptionError, match=f"begins with b'LITPKDS.*{UNLIKE}"):
-        ids_of(str(write_packed(tmp_path)), tmp_path, dtype="uint16")
+def test_raw_ids_need_their_type(tmp_path):
+    paths = files(tmp_path, {"odd.bin": b"\1\2\3"})
+    words = "data.dtype=None: must be uint8, .* for odd.bin"
+    with pytest.raises(UserError, match=words):
+        ids_of(paths, tmp_path)
 
 
 NO_LISTS = ["[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2147483648]"]
@@ -240,41 +246,53 @@ NO_LISTS = ["[[[1, 2], [3, 4]]]", "5", "[1, -4294967289]", '["a"]', "[1.5]", "[2
 
 @pytest.mark.parametrize("value", NO_LISTS)
 def test_a_record_without_a_list_of_ids_is_refused(tmp_path, value):
-    (path,) = files(
-        tmp_path,
-        {"a.jsonl": f'{{"input_ids": [1, 2]}}\n{{"input_ids": {value}}}\n'},
-    )
+    lines = f'{{"input_ids": [1, 2]}}\n{{"input_ids": {value}}}\n'
     with pytest.raises(OptionError, match="line 2 cannot be read"):
-        ids_of(path, tmp_path)
+        ids_of(files(tmp_path, {"a.jsonl": lines}), tmp_path)
 
 
 MISFITS = [
-    (write_llm_c, "must have the 1,000 ids of its header or index, and no more"),
-    (write_megatron, "must have the 1,000 ids of its header or index, and no more"),
-    (lambda folder: Path(saved(folder, FEW)), "must have the 1,000 ids of its header or index"),
+    write_llm_c,
+    write_megatron,
+    lambda folder: Path(saved(folder, FEW)),
 ]
 
 
-@pytest.mark.parametrize(("write", "words"), MISFITS)
-def test_files_that_do_not_fit_their_header_are_refused(tmp_path, write, words):
+@pytest.mark.parametrize("write", MISFITS)
+def test_files_that_do_not_fit_their_header_are_refused(tmp_path, write):
     path = write(tmp_path)
     path.write_bytes(path.read_bytes() + b"xxxx")
+    words = "must have the 1,000 ids of its header or index, and no more"
     with pytest.raises(OptionError, match=words):
         ids_of(str(path), tmp_path)
 
 
 def test_a_type_belongs_to_its_file():
     """A run of 16-bit ids scores a file of 32 bits by its own type, and needs one for a raw file."""
-    run = FileData("file", "ids", path="a.bin", dtype="uint16", column="tokens")
+    run = FileData(
+        "file",
+        "ids",
+        path="a.bin",
+        dtype="uint16",
+        column="tokens",
+    )
     plain = file_data(run, "b.npy", "ids")
     assert (plain.dtype, plain.column) == (None, None)
-    other = file_data(run, {"path": "b.bin", "dtype": "int32"}, "ids")
+    other = file_data(
+        run,
+        {"path": "b.bin", "dtype": "int32"},
+        "ids",
+    )
     assert (other.path, other.dtype) == ("b.bin", "int32")
     with pytest.raises(OptionError, match="may have path, dtype, format, column"):
         file_data(run, {"path": "b.bin", "type": "int32"}, "ids")
 
 
-PIECES = [("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)]
+PIECES = [
+    ("<unk>", 0.0),
+    ("▁a", -1.0),
+    ("b", -2.0),
+]
 UNIGRAM = Tokenizer(models.Unigram(PIECES, unk_id=0)).to_str()
 NAMES = [
     ("names.txt", "note 0\nnote 1\nnote 2\n", ["note 0", "note 1", "note 2"]),

@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 import pytest
 
-from tests.data.helpers import files
+from tests.data.helpers import files, text_of
 from txl_lightning.config.schemas import DataConfig, EvaluationConfig, data_class
 from txl_lightning.data import published_corpora, sources
 from txl_lightning.data.corpus import SPLITS, load_corpus
@@ -25,7 +25,12 @@ from txl_lightning.data.streams import ShuffledStreams
 from txl_lightning.errors import UserError
 
 SIZES = {"train": 900, "valid": 50, "test": 50}
-OF_WORDS = {"vocabulary": 6, "train": 10, "valid": 10, "test": 10}
+OF_WORDS = {
+    "vocabulary": 6,
+    "train": 10,
+    "valid": 10,
+    "test": 10,
+}
 PUBLISHED_HERE = {
     "enwik8, newlines kept": {"vocabulary": 5, **SIZES},
     "enwik8, newlines dropped": {"vocabulary": 4},
@@ -42,22 +47,26 @@ PUBLISHED_HERE = {
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty data folder without a network; published sizes fit the texts that these tests write."""
     monkeypatch.delenv("TXL_DATA", raising=False)
-    monkeypatch.setattr(published_corpora, "CHARACTERS", sum(SIZES.values()))
+    monkeypatch.setattr(
+        published_corpora,
+        "CHARACTERS",
+        sum(SIZES.values()),
+    )
     for name, sizes in PUBLISHED_HERE.items():
         monkeypatch.setitem(PUBLISHED, name, sizes)
-    monkeypatch.setattr(published_corpora, "_download", MagicMock(side_effect=OSError("offline")))
+    monkeypatch.setattr(
+        published_corpora,
+        "_download",
+        MagicMock(side_effect=OSError("offline")),
+    )
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
 
 
-def config_of(root: Path, name: str, level: str = "byte", **options: Any) -> DataConfig:
-    folders = {"root": str(root), "cache_dir": str(root.parent / "cache")}
-    return data_class(name)(
-        name=name,
-        level=level,
-        **folders,
-        **options,
-    )
+def config_of(folder: Path, name: str, **options: Any) -> DataConfig:
+    """The configuration of a corpus with a cache in a folder."""
+    level = LEVELS.get(name, "word")
+    return data_class(name)(name=name, level=level, cache_dir=str(folder / "cache"), **options)
 
 
 def in_splits(text: Any) -> list[Any]:
@@ -69,14 +78,7 @@ def in_splits(text: Any) -> list[Any]:
 
 
 def split_files(pattern: str, contents: list[bytes]) -> dict[str, bytes]:
-    return {
-        pattern.format(split): content
-        for split, content in zip(
-            SPLITS,
-            contents,
-            strict=True,
-        )
-    }
+    return {pattern.format(split): text for split, text in zip(SPLITS, contents, strict=True)}
 
 
 # A corpus is its name, its symbols in the order of their numbers, and the symbols of each split's tokens, joined.
@@ -104,22 +106,21 @@ SHARDS = {
 }
 HELD_OUT = {"lm1b/1b/held-out/news.en.heldout-00000-of-00050": b"a dog sat\nthe cat\n"}
 SIX_OF_LM1B = ("<S>", "<UNK>", "the", "cat", "dog", "sat")
-STARTS = [" ".join(["<S> the cat <S> the dog sat"] * 99), *["<S> <UNK> dog sat <S> the cat"] * 2]
+STARTS = [
+    " ".join(["<S> the cat <S> the dog sat"] * 99),
+    *["<S> <UNK> dog sat <S> the cat"] * 2,
+]
 BOTH_TRAIN = " ".join(["<S> the cat <S> <S> the dog sat <S>"] * 99)
 BOTH = [BOTH_TRAIN, *["<S> <UNK> dog sat <S> <S> the cat <S>"] * 2]
 LEVELS = {"enwik8": "byte", "text8": "char", "wikipedia-2015": "char"}
+TWO_MARKS = ("lm1b, <S> at both ends", SIX_OF_LM1B, BOTH)
 LAYOUTS = [
     ("enwik8", {"enwik8/enwik8": ENWIK8}, KEPT, {"newlines": "kept"}),
     ("enwik8", {"enwik8/train.txt": b"-"} | ENWIK8_FILES, DROPPED, {}),
     ("text8", {"text8/text8": TEXT8}, ("text8", " ab", TEXT8_SPLITS), {}),
     ("wikipedia-2015", PACKED, WIKIPEDIA, {}),
     ("lm1b", SHARDS | HELD_OUT, ("lm1b", SIX_OF_LM1B, STARTS), {}),
-    (
-        "lm1b",
-        SHARDS | HELD_OUT,
-        ("lm1b, <S> at both ends", SIX_OF_LM1B, BOTH),
-        {"sentence_marks": "both"},
-    ),
+    ("lm1b", SHARDS | HELD_OUT, TWO_MARKS, {"sentence_marks": "both"}),
 ]
 for pattern in ("wikitext-2/{}.txt", "wikitext-103/wiki.{}.tokens", "ptb/ptb.{}.txt"):
     folder = pattern.split("/")[0]
@@ -136,28 +137,20 @@ for pattern in ("wikitext-2/{}.txt", "wikitext-103/wiki.{}.tokens", "ptb/ptb.{}.
 
 @pytest.mark.parametrize("chunk_bytes", [7, 1 << 18])
 @pytest.mark.parametrize(("name", "layout", "expected", "options"), LAYOUTS)
-def test_every_layout_is_the_same(
-    root,
-    monkeypatch,
-    name,
-    layout,
-    expected,
-    options,
-    chunk_bytes,
-):
+def test_every_layout_is_the_same(root, monkeypatch, name, layout, expected, options, chunk_bytes):
     monkeypatch.setattr(sources, "CHUNK", chunk_bytes)
     files(root, layout)
-    level = LEVELS.get(name, "word")
-    config = config_of(root, name, level, **options)
-    if chunk_bytes == 7:  # the other way to the folder
-        monkeypatch.setenv("TXL_DATA", str(config.root))
-        config.root = None
+    config = config_of(root.parent, name, **options)
+    if chunk_bytes == 7:
+        monkeypatch.setenv("TXL_DATA", str(root))
+    else:
+        config.root = str(root)
     corpus = load_corpus(config)
+    again = load_corpus(config, corpus.vocabulary)
     expected_name, symbols, texts = expected
     assert corpus.name == expected_name
     assert corpus.vocabulary.symbols == tuple(symbols)
-    space = " " if level == "word" else ""
-    again = load_corpus(config, corpus.vocabulary)
+    space = " " if config.level == "word" else ""
     for split, text in zip(SPLITS, texts, strict=True):
         tokens = corpus.splits[split]
         assert space.join(symbols[token] for token in tokens) == text
@@ -165,45 +158,41 @@ def test_every_layout_is_the_same(
         if name == "lm1b":
             every = 2 if options else 1
             assert np.array_equal(corpus.sentences[split], np.flatnonzero(tokens == 0)[::every])
-    assert tokens.dtype == np.dtype(np.int32 if level == "word" else np.uint8)
+    assert tokens.dtype == (np.int32 if config.level == "word" else np.uint8)
     assert corpus.cutoffs == (), "the standard ones are beyond these vocabularies"
 
 
 CUT_OFF = {"wikipedia-2015/wikipedia-2015.txt.xz": lzma.compress(b"a b" * 99)[:-20]}
+LONG_VALID = split_files(
+    "wikitext-2/{}.txt",
+    [WORDS, WORDS * 2, WORDS],
+)
+WITHOUT_CAT = split_files(
+    "wikitext-2/{}.txt",
+    [WORDS.replace(b"cat", b"the"), WORDS, WORDS],
+)
+LESS = dict([*SHARDS.items()][1:]) | HELD_OUT
 OTHERS = [
-    ("wikitext-2", [WORDS, WORDS * 2, WORDS], r"wikitext-2: .* has 20 \(valid\) where 10 are pub"),
-    ("wikitext-2", [WORDS.replace(b"cat", b"the"), WORDS, WORDS], r"has 5 \(vocabulary\) where 6"),
+    ("wikitext-2", LONG_VALID, r"wikitext-2: .* has 20 \(valid\) where 10 are pub"),
+    ("wikitext-2", WITHOUT_CAT, r"has 5 \(vocabulary\) where 6"),
     ("enwik8", {"enwik8/enwik8": ENWIK8[:-1]}, "enwik8 has 999 bytes where 1,000 are published"),
-    ("lm1b", dict([*SHARDS.items()][1:]) | HELD_OUT, r"lm1b, and the download failed \(offline\)"),
+    ("lm1b", LESS, r"lm1b, and the download failed \(offline\)"),
     ("wikipedia-2015", CUT_OFF, "txt.xz: cannot be read"),
 ]
 
 
 @pytest.mark.parametrize(("name", "layout", "words"), OTHERS)
 def test_a_corpus_that_is_not_the_published_one_is_refused(root, name, layout, words):
-    files(
-        root,
-        layout
-        if isinstance(
-            layout,
-            dict,
-        )
-        else split_files(f"{name}/{{}}.txt", layout),
-    )
+    files(root, layout)
     with pytest.raises(UserError, match=words):
-        load_corpus(config_of(root, name, LEVELS.get(name, "word")))
+        load_corpus(config_of(root.parent, name, root=str(root)))
     assert list((root.parent / "cache").glob("*")) == []
 
 
-def test_a_data_folder_must_be_one(root, monkeypatch):
+def test_a_data_folder_must_be_one(tmp_path, monkeypatch):
     monkeypatch.setenv("TXL_DATA", "missing")
     with pytest.raises(UserError, match=r"^TXL_DATA=missing: must be a folder"):
-        load_corpus(
-            data_class("enwik8")(
-                name="enwik8",
-                cache_dir=str(root / "cache"),
-            )
-        )
+        load_corpus(config_of(tmp_path, "enwik8"))
 
 
 def test_sentences_of_lm1b_are_shuffled_in_training_only(root):
@@ -211,9 +200,14 @@ def test_sentences_of_lm1b_are_shuffled_in_training_only(root):
         root,
         SHARDS | {name: text * 30 for name, text in HELD_OUT.items()},
     )
-    data = config_of(root, "lm1b", "word", batch_size=4, segment_len=5)
-    lengths = EvaluationConfig(2, 5)
-    module = StreamsDataModule(data, lengths)
+    data = config_of(
+        root.parent,
+        "lm1b",
+        root=str(root),
+        batch_size=4,
+        segment_len=5,
+    )
+    module = StreamsDataModule(data, EvaluationConfig(2, 5))
     train = module.train_dataloader()
     valid = module.val_dataloader()
     assert {type(train), type(valid)} == {ShuffledStreams}
@@ -226,8 +220,8 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     words = b" a b <unk> \n b a \n" * 9
     inside = ADDRESSES["ptb"][1]
     files(
-        tmp_path / "made" / inside,
-        {f"ptb.{split}.txt": words for split in SPLITS},
+        tmp_path / "made",
+        split_files(f"{inside}/ptb.{{}}.txt", [words] * 3),
     )
     made = shutil.make_archive(
         str(tmp_path / "packed"),
@@ -246,13 +240,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_corpus_that_is_not_there_is_fetched(tmp_path, archive):
-    corpus = load_corpus(
-        DataConfig(
-            name="ptb",
-            level="word",
-            cache_dir=str(tmp_path),
-        )
-    )
+    corpus = load_corpus(config_of(tmp_path, "ptb"))
     assert corpus.vocabulary.decode(corpus.splits["train"][:7]) == "a b <unk>\nb a\n"
 
 
@@ -260,13 +248,7 @@ def test_a_bad_archive_is_refused(tmp_path, archive):
     archive.write_bytes(b"<html>please log in")
     words = r"data=ptb: not in .*ptb, and the download failed \(.* is not complete\); put"
     with pytest.raises(UserError, match=words):
-        load_corpus(
-            DataConfig(
-                name="ptb",
-                level="word",
-                cache_dir=str(tmp_path),
-            )
-        )
+        load_corpus(config_of(tmp_path, "ptb"))
 
 
 @pytest.mark.parametrize("name", ["enwik8", "lm1b", "wikipedia-2015"])
@@ -274,16 +256,9 @@ def test_without_network_one_line_names_the_files(tmp_path, monkeypatch, name):
     monkeypatch.setenv("TXL_DATA", str(tmp_path))
     if name in ADDRESSES:
         monkeypatch.setitem(ADDRESSES, name, ("http://127.0.0.1:9/archive.zip", ""))
-    level = LEVELS.get(name, "word")
     words = rf"data={name}: not in .*{name}, and .*; put .* data.root or TXL_DATA"
     with pytest.raises(UserError, match=words) as error:
-        load_corpus(
-            data_class(name)(
-                name=name,
-                level=level,
-                cache_dir=str(tmp_path / "cache"),
-            )
-        )
+        load_corpus(config_of(tmp_path, name))
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -300,20 +275,9 @@ def test_wikitext_comes_through_datasets_line_by_line(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.delenv("TXL_DATA", raising=False)
     monkeypatch.setitem(PUBLISHED, "wikitext-2", {})
-    corpus = load_corpus(
-        DataConfig(
-            name="wikitext-2",
-            level="word",
-            cache_dir=str(tmp_path),
-        )
-    )
-    texts = [corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS]
-    assert texts == ["\n= A =\nthe a\n", "a\n", "\nthe\n"]
+    corpus = load_corpus(config_of(tmp_path, "wikitext-2"))
+    assert text_of(corpus, "train") == "\n= A =\nthe a\n"
+    assert text_of(corpus, "valid") == "a\n"
+    assert text_of(corpus, "test") == "\nthe\n"
     with pytest.raises(UserError, match="data=wikitext-103: not in"):
-        load_corpus(
-            DataConfig(
-                name="wikitext-103",
-                level="word",
-                cache_dir=str(tmp_path),
-            )
-        )
+        load_corpus(config_of(tmp_path, "wikitext-103"))

@@ -12,7 +12,15 @@ import pyarrow
 import pytest
 
 from tests.data.helpers import corpus_of, documents_of, files, text_of
-from tests.data.writers import JSON_LINES, RECORDS, TEXTS, csv_of, parquet_of, pzstd_of
+from tests.data.writers import (
+    JSON_LINES,
+    RECORDS,
+    TEXTS,
+    csv_of,
+    json_lines,
+    parquet_of,
+    pzstd_of,
+)
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
@@ -27,7 +35,10 @@ def records_of(folder: Path, path: Any, **options: Any) -> list[str]:
     return documents_of(load_corpus(config, Vocabulary("byte"), whole=True))
 
 
-DICTIONARY = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+DICTIONARY = pyarrow.dictionary(
+    pyarrow.int32(),
+    pyarrow.string(),
+)
 WRITTEN = {
     "c4-train.00000-of-01024.json.gz": gzip.compress(JSON_LINES),
     "pzstd.jsonl.zst": pzstd_of(JSON_LINES),
@@ -42,37 +53,34 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_every_record_is_a_document(tmp_path, name):
-    (path,) = files(tmp_path, {name: WRITTEN[name]})
-    assert records_of(tmp_path, path) == [
-        text if text.endswith("\n") else f"{text}\n" for text in TEXTS
-    ]
+    (path,) = files(
+        tmp_path,
+        {name: WRITTEN[name]},
+    )
+    assert records_of(tmp_path, path) == [text.removesuffix("\n") + "\n" for text in TEXTS]
 
 
 def test_a_folder_of_objects_over_several_lines_is_records(tmp_path):
-    objects = {
-        f"{n}.json": json.dumps(
-            {"id": n, "title": "x", "text": f"text {n}"},
-            indent=2,
+    for n in range(9):
+        record = {
+            "id": n,
+            "title": "x",
+            "text": f"text {n}",
+        }
+        files(
+            tmp_path / "documents",
+            {f"{n}.json": json.dumps(record, indent=2)},
         )
-        for n in range(9)
-    }
-    files(tmp_path / "documents", objects)
     assert records_of(tmp_path, tmp_path / "documents") == [f"text {n}\n" for n in range(9)]
 
 
 def test_shards_whose_first_record_is_long_are_records(tmp_path):
     texts = ["word " * 30_000, "b", "c"]
-    lines = "".join(json.dumps({"url": "x", "raw_content": text}) + "\n" for text in texts).encode()
+    lines = json_lines([{"url": "x", "raw_content": text} for text in texts])
+    shard = pyarrow.compress(lines, "zstd", asbytes=True)
     files(
         tmp_path / "crawl",
-        {
-            f"{n}.json.zst": pyarrow.compress(
-                lines,
-                "zstd",
-                asbytes=True,
-            )
-            for n in range(2)
-        },
+        {"0.json.zst": shard, "1.json.zst": shard},
     )
     expected = [f"{text}\n" for text in texts] * 2
     assert records_of(tmp_path, tmp_path / "crawl", column="raw_content") == expected
@@ -84,7 +92,10 @@ def test_quotes_of_tsv_are_characters(tmp_path):
     (path,) = files(tmp_path, {"validated.tsv": rows})
     expected = ['"an open quote\n', "second\n", 'a closed one"\n', "last\n"]
     assert records_of(tmp_path, path) == expected
-    (path,) = files(tmp_path, {"quoted.tsv": csv_of("\t")})
+    (path,) = files(
+        tmp_path,
+        {"quoted.tsv": csv_of("\t")},
+    )
     assert len(records_of(tmp_path, path, format="csv")) == len(TEXTS)
 
 
@@ -109,36 +120,39 @@ def test_text_that_begins_like_json_is_refused(tmp_path, name):
 
 
 def test_a_column_is_chosen_and_nulls_are_counted(tmp_path, capsys):
-    (path,) = files(
-        tmp_path,
-        {"a.jsonl": '{"body": "a", "text": "x"}\n{"body": null}\n{"text": "y"}\n{"body": "b"}\n'},
-    )
+    lines = '{"body": "a", "text": "x"}\n{"body": null}\n{"text": "y"}\n{"body": "b"}\n'
+    (path,) = files(tmp_path, {"a.jsonl": lines})
     assert records_of(tmp_path, path, column="body") == ["a\n", "b\n"]
     assert "a.jsonl: 2 records lack the column; left out" in capsys.readouterr().err
     words = r"data\.column=title: must be a column of .*a\.jsonl: body, text"
     with pytest.raises(OptionError, match=words):
         records_of(tmp_path, path, column="title")
-    (path,) = files(tmp_path, {"a.txt": "text\n" * 9})
+
+
+def test_a_text_has_no_column(tmp_path):
+    (path,) = files(
+        tmp_path,
+        {"a.txt": "text\n" * 9},
+    )
     with pytest.raises(OptionError, match=r"must be null for .*a\.txt: it is text"):
         records_of(tmp_path, path, column="body")
 
 
 BAD = [
-    ("not JSON", "line 2 .*JSONDecodeError"),
-    ('{"text": 7}', "line 2 .*must be a text, not 7"),
-    ('{"text": "\\ud800"}', "line 2 .*surrogates not allowed"),
-    ("[" * 100_000, "line 2 .*RecursionError"),
+    (b"not JSON", "line 2 .*JSONDecodeError"),
+    (b'{"text": 7}', "line 2 .*must be a text, not 7"),
+    (b'{"text": "\\ud800"}', "line 2 .*surrogates not allowed"),
+    (b"[" * 100_000, "line 2 .*RecursionError"),
     (b'{"text": "\xff"}', "line 2 .*UnicodeDecodeError"),
-    ("[1, 2]", "line 2 .*it is not a JSON object"),
+    (b"[1, 2]", "line 2 .*it is not a JSON object"),
 ]
 
 
 @pytest.mark.parametrize(("line", "words"), BAD)
 def test_a_bad_record_ends_with_its_line_or_is_counted(tmp_path, capsys, line, words):
-    bad = line if isinstance(line, bytes) else line.encode()
     (path,) = files(
         tmp_path,
-        {"a.jsonl": b'{"text": "a"}\n' + bad + b'\n{"text": "b"}\n'},
+        {"a.jsonl": b'{"text": "a"}\n' + line + b'\n{"text": "b"}\n'},
     )
     with pytest.raises(OptionError, match=f"{words}.*data.skip_bad=true leaves it out"):
         records_of(tmp_path, path)
@@ -146,17 +160,18 @@ def test_a_bad_record_ends_with_its_line_or_is_counted(tmp_path, capsys, line, w
     assert "1 records cannot be read; left out" in capsys.readouterr().err
 
 
-def test_a_broken_list_of_json_always_ends(tmp_path):
+BROKEN_JSON = '[{"text": "a"}, {"text": "b}, {"text": "c"}]'
+BROKEN_QUOTE = 'text,n\n"Hello",1\n"he said "so",2\nlast,3\n'
+BROKEN = [
+    ("a.json", BROKEN_JSON, r"a\.json: cannot be read .*not JSON"),
+    ("a.csv", BROKEN_QUOTE, r"a\.csv: cannot be read .ValueError: after line 2: ',' expected"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), BROKEN)
+def test_a_broken_list_of_json_or_quote_of_csv_always_ends(tmp_path, name, content, words):
     """Nothing says where its next record begins."""
-    (path,) = files(tmp_path, {"a.json": '[{"text": "a"}, {"text": "b}, {"text": "c"}]'})
-    with pytest.raises(UserError, match=r"a\.json: cannot be read .*not JSON"):
-        records_of(tmp_path, path, skip_bad=True)
-
-
-def test_a_broken_quote_of_csv_always_ends(tmp_path):
-    rows = 'text,n\n"Hello",1\n"he said "so",2\nlast,3\n'
-    (path,) = files(tmp_path, {"a.csv": rows})
-    words = r"a\.csv: cannot be read .ValueError: after line 2: ',' expected"
+    (path,) = files(tmp_path, {name: content})
     with pytest.raises(UserError, match=words):
         records_of(tmp_path, path, skip_bad=True)
 
@@ -197,6 +212,7 @@ def test_a_damaged_file_is_named(tmp_path, name, content, words):
 
 
 def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path):
+    folder = tmp_path / "saved"
     texts = {
         "train": TEXTS[:30],
         "validation": TEXTS[30:35],
@@ -204,9 +220,9 @@ def test_datasets_saved_to_disk_are_read_by_their_splits(tmp_path):
     }
     saved = {split: datasets.Dataset.from_dict({"text": rows}) for split, rows in texts.items()}
     shards = {"train": 2, "validation": 1, "test": 1}
-    datasets.DatasetDict(saved).save_to_disk(tmp_path / "saved", num_shards=shards)
-    (tmp_path / "saved/train/cache-0123456789abcdef.arrow").write_bytes(b"of a map that was run")
-    corpus = corpus_of(str(tmp_path / "saved"), tmp_path, level="byte")
+    datasets.DatasetDict(saved).save_to_disk(folder, num_shards=shards)
+    (folder / "train/cache-0123456789abcdef.arrow").write_bytes(b"of a map that was run")
+    corpus = corpus_of(str(folder), tmp_path, level="byte")
     for split, rows in zip(SPLITS, texts.values(), strict=True):
         assert text_of(corpus, split) == "".join(row.removesuffix("\n") + "\n" for row in rows)
 
@@ -217,18 +233,17 @@ SENTENCES = [f"日本語のテキスト {n % 9} です。 größer {'x ' * (n % 
 @pytest.mark.parametrize("level", ["char", "word", "bpe"])
 def test_cuts_between_splits_keep_records(tmp_path, level):
     """A cut moves forward to a character or line; documents begin where the records do all the same."""
+    records = [{"text": text} for text in SENTENCES]
     (path,) = files(
-        tmp_path, {"a.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in SENTENCES)}
-    )
-    corpus = corpus_of(
-        path,
         tmp_path,
-        level=level,
-        min_count=1 if level == "word" else None,
+        {"a.jsonl": json_lines(records)},
     )
     lines = SENTENCES
+    options = {}
     if level == "word":
         lines = [" ".join(text.split()) for text in SENTENCES]
+        options["min_count"] = 1
+    corpus = corpus_of(path, tmp_path, level=level, **options)
     assert text_of(corpus) == "".join(f"{line}\n" for line in lines)
     for split in SPLITS:
         first, *others = documents_of(corpus, split)

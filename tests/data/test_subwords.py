@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterable
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -34,41 +35,24 @@ SENTENCES = (
     "\u3000床前明月光,疑是地上霜。 🎉🎉 \u00a0\u00a0x",
 )
 draw = random.Random(1)
-LINES = (
-    " ".join(
-        draw.choices(
-            SENTENCES,
-            k=draw.randint(1, 6),
-        )
-    )
-    for _ in range(400)
-)
-PROSE = "\n".join(line + "\n" * draw.choice([0, 1, 2]) for line in LINES)
-CODE = "".join(
-    f"def f{i}(a, b):\n{' ' * 4 * draw.randint(1, 4)}return a  +  {i}*b\n"
-    + "\n" * draw.choice([0, 1, 3])
-    + "\t\t# x \n" * (i % 3)
-    for i in range(800)
-)
+PROSE = ""
+for _ in range(400):
+    PROSE += " ".join(draw.choices(SENTENCES, k=draw.randint(1, 6)))
+    PROSE += "\n" * draw.randint(1, 3)
+CODE = ""
+for i in range(800):
+    indent = "    " * draw.randint(1, 4)
+    CODE += f"def f{i}(a, b):\n{indent}return a  +  {i}*b\n"
+    CODE += "\n" * draw.choice([0, 1, 3]) + "\t\t# x \n" * (i % 3)
 ACGT = "".join(draw.choices("acgt", k=30_000))
+LONG_RUNS = ACGT + "7" * 2_000 + " " * 3_000 + "()" * 999
+WHITE = "\n" * 777 + "\t \n" * 2_000 + "\u3000" * 55
 TEXTS = {
     "prose": PROSE,
     "code": CODE,
     "crlf": PROSE.replace("\n", "\r\n") + "\r\n\r\n",
-    "one line": ACGT
-    + "7" * 2_000
-    + " " * 3_000
-    + "()" * 999
-    + PROSE.replace(
-        "\n",
-        "-",
-    ),
-    "white space": " " * 4_099
-    + "\n" * 777
-    + "\t \n" * 2_000
-    + "\u3000" * 55
-    + "\x1c ! \x1f " * 99
-    + " ",
+    "one line": LONG_RUNS + PROSE.replace("\n", "-"),
+    "white space": " " * 4_099 + WHITE + "\x1c ! \x1f " * 99 + " ",
 }
 
 CL100K = (
@@ -84,80 +68,76 @@ NO_REGEX = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 
 
 def expression(pattern: str) -> Any:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(
-                Regex(pattern),
-                "isolated",
-            ),
-            NO_REGEX,
-        ]
-    )
+    isolated = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return pre_tokenizers.Sequence([isolated, NO_REGEX])
 
 
+DIGITS = pre_tokenizers.Digits(individual_digits=True)
 WAYS = {
-    "gpt2": lambda: BYTE_LEVEL,
-    "cl100k": lambda: expression(CL100K),
-    "o200k": lambda: expression(O200K),
-    "no expression": lambda: NO_REGEX,
-    "digits": lambda: pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), BYTE_LEVEL]
-    ),
-    "unigram": lambda: BYTE_LEVEL,
-    "metaspace": lambda: pre_tokenizers.Metaspace(prepend_scheme="never"),
-    "metaspace of gemma": lambda: pre_tokenizers.Split(" ", "merged_with_previous"),
-    "gpt2 nfc": lambda: BYTE_LEVEL,
-    "gpt2 added": lambda: BYTE_LEVEL,
+    "gpt2": BYTE_LEVEL,
+    "cl100k": expression(CL100K),
+    "o200k": expression(O200K),
+    "no expression": NO_REGEX,
+    "digits": pre_tokenizers.Sequence([DIGITS, BYTE_LEVEL]),
+    "unigram": BYTE_LEVEL,
+    "metaspace": pre_tokenizers.Metaspace(prepend_scheme="never"),
+    "metaspace of gemma": pre_tokenizers.Split(" ", "merged_with_previous"),
+    "gpt2 nfc": BYTE_LEVEL,
+    "gpt2 added": BYTE_LEVEL,
 }
 
 
 @cache
 def tokenizer(way: str) -> str:
     """Train a tokenizer of 600 tokens that divides text in a way; SentencePiece's kinds have 900."""
-    trainer: Any
     made = Tokenizer(models.BPE())
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     options = {"vocab_size": 600, "show_progress": False}
+    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **options)
     if way == "unigram":
         made.model = models.Unigram()
         trainer = trainers.UnigramTrainer(initial_alphabet=alphabet, **options)
-    elif way.startswith("metaspace"):
+    if way.startswith("metaspace"):
         made.model = models.BPE(byte_fallback=True)
         made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
         byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
-        options["vocab_size"] = 900
-        trainer = trainers.BpeTrainer(special_tokens=byte_tokens, **options)
-    else:
-        trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **options)
-    made.pre_tokenizer = WAYS[way]()
+        trainer = trainers.BpeTrainer(
+            special_tokens=byte_tokens,
+            **{**options, "vocab_size": 900},
+        )
+    made.pre_tokenizer = WAYS[way]
     if way == "gpt2 nfc":
         made.normalizer = normalizers.NFC()
     if way == "metaspace of gemma":
         made.normalizer = normalizers.Replace(" ", "▁")
-    made.train_from_iterator((PROSE + CODE).splitlines(keepends=True), trainer)
+    made.train_from_iterator(
+        (PROSE + CODE).splitlines(keepends=True),
+        trainer,
+    )
     if way == "gpt2 added":
-        made.add_tokens(
-            [
-                AddedToken(
-                    " " * n,
-                    normalized=True,
-                )
-                for n in (4, 8)
-            ]
-        )
+        made.add_tokens([AddedToken(" " * n, normalized=True) for n in (4, 8)])
         made.add_special_tokens(["<|end|>"])
-    if not way.startswith("metaspace"):
-        return str(made.to_str())
     state = json.loads(made.to_str())
-    state["added_tokens"] = []
+    if way.startswith("metaspace"):
+        state["added_tokens"] = []
     made = Tokenizer.from_str(json.dumps(state))
     if way == "metaspace of gemma":
         made.add_tokens([AddedToken("▁▁", normalized=False)])
-    return str(made.to_str())
+    return made.to_str()
 
 
-def encoded(vocabulary: Vocabulary, contents: list[bytes]) -> list[int]:
+def ids_of(way: str, text: str) -> list[int]:
+    """Return the ids of a whole text, from the library."""
+    return Tokenizer.from_str(tokenizer(way)).encode(text, add_special_tokens=False).ids
+
+
+@cache
+def vocabulary_of(way: str) -> Vocabulary:
+    return Vocabulary.of_tokenizer(tokenizer(way))
+
+
+def encoded(vocabulary: Vocabulary, contents: Iterable[bytes]) -> list[int]:
     """Return the tokens of one document that is read in chunks."""
     tokens = []
     for chunk, _ in vocabulary.encode_documents([content] for content in contents):
@@ -165,15 +145,8 @@ def encoded(vocabulary: Vocabulary, contents: list[bytes]) -> list[int]:
     return tokens
 
 
-def in_chunks(text: str, size: int) -> list[bytes]:
-    return [
-        text[at : at + size].encode()
-        for at in range(
-            0,
-            len(text),
-            size,
-        )
-    ]
+def in_chunks(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -181,58 +154,48 @@ def in_chunks(text: str, size: int) -> list[bytes]:
 def test_ids_are_those_of_the_whole_text(way, name, monkeypatch):
     monkeypatch.setattr(subwords, "PART_CHARACTERS", 6_000)
     monkeypatch.setattr(subwords, "PLACES_CHARACTERS", 2_000)
-    text = TEXTS[name] + ("" if way != "gpt2 added" else "x <|end|> y" * 9)
-    expected = (
-        Tokenizer.from_str(tokenizer(way))
-        .encode(
-            text,
-            add_special_tokens=False,
-        )
-        .ids
-    )
-    vocabulary, content = Vocabulary.of_tokenizer(tokenizer(way)), text.encode()
+    text = TEXTS[name]
+    if way == "gpt2 added":
+        text += "x <|end|> y" * 9
+    expected = ids_of(way, text)
+    vocabulary = vocabulary_of(way)
     for size in (len(text), 9_973):
-        found = np.array(encoded(vocabulary, in_chunks(text, size)))
-        assert found.tolist() == expected
-    assert vocabulary.decode_bytes(found) == content
+        assert encoded(vocabulary, map(str.encode, in_chunks(text, size))) == expected
+    assert vocabulary.decode_bytes(np.array(expected)) == text.encode()
 
 
 PARTS = st.text(max_size=40) | st.sampled_from(["\n\n", "  ", " x", "größer\r\n", "\x1c"])
 
 
-@given(st.lists(PARTS, max_size=12), st.integers(1, 9))
+@given(
+    st.lists(PARTS, max_size=12),
+    st.integers(1, 9),
+)
 def test_ids_do_not_depend_on_how_the_text_is_read(parts, size):
     text = "".join(parts)
-    expected = (
-        Tokenizer.from_str(tokenizer("gpt2"))
-        .encode(
-            text,
-            add_special_tokens=False,
-        )
-        .ids
-    )
-    vocabulary = Vocabulary.of_tokenizer(tokenizer("gpt2"))
-    assert encoded(vocabulary, in_chunks(text, size)) == expected
+    chunks = map(str.encode, in_chunks(text, size))
+    assert encoded(vocabulary_of("gpt2"), chunks) == ids_of("gpt2", text)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_documents_are_encoded_each_for_itself(way):
-    made = Tokenizer.from_str(tokenizer(way))
     documents = ["a\n\n", "", "größer 12  ", "\n\n  x", "y" * 30]
-    expected = [made.encode(text, add_special_tokens=False).ids for text in documents]
+    expected = [ids_of(way, text) for text in documents]
     contents = [text.encode() for text in documents]
     first, *inner, last = contents
-    for chunks in (
-        [contents],
+    cut = [
+        [first[:1]],
         [
-            [first[:1]],
-            [first[1:], *inner, last[:9]],
-            [last[9:]],
+            first[1:],
+            *inner,
+            last[:9],
         ],
-    ):
+        [last[9:]],
+    ]
+    for chunks in ([contents], cut):
         tokens = []
         begins = []
-        for chunk, at in Vocabulary.of_tokenizer(tokenizer(way)).encode_documents(chunks):
+        for chunk, at in vocabulary_of(way).encode_documents(chunks):
             begins += (at + len(tokens)).tolist()
             tokens += chunk.tolist()
         assert tokens == list(chain.from_iterable(expected))
@@ -242,11 +205,10 @@ def test_documents_are_encoded_each_for_itself(way):
 @pytest.mark.parametrize("way", ["cl100k", "metaspace"])
 def test_short_documents_take_work_that_grows_with_their_number(way, monkeypatch):
     """For each document, version 0.5.0 summed the lengths of all before it: two million calls here."""
+    documents = [f"record {n}\n".encode() for n in range(2_000)]
+    vocabulary = vocabulary_of(way)
     lengths = Mock(side_effect=len)
     monkeypatch.setattr(subwords, "len", lengths, raising=False)
-    documents = [f"record {n}\n".encode() for n in range(2_000)]
-    vocabulary = Vocabulary.of_tokenizer(tokenizer(way))
-    lengths.reset_mock()
     chunks = list(vocabulary.encode_documents([documents]))
     assert sum(len(begins) for _, begins in chunks) == len(documents) - 1
     assert lengths.call_count < 10 * len(documents)
@@ -260,12 +222,11 @@ def test_the_white_space_that_divides_is_that_of_the_expression():
 
 
 def test_a_vocabulary_of_before_0_5_is_refused():
-    state = Vocabulary.of_tokenizer(tokenizer("gpt2")).state_dict()
-    assert Vocabulary.from_state_dict(state) == Vocabulary.of_tokenizer(tokenizer("gpt2"))
+    state = vocabulary_of("gpt2").state_dict()
+    assert Vocabulary.from_state_dict(state) == vocabulary_of("gpt2")
     del state["by_line"]
-    with pytest.raises(
-        UserError, match=r"subwords were cut line by line, as before version 0\.5\.0"
-    ):
+    words = r"subwords were cut line by line, as before version 0\.5\.0"
+    with pytest.raises(UserError, match=words):
         Vocabulary.from_state_dict(state)
 
 
@@ -280,32 +241,23 @@ def test_training_counts_the_words_of_the_whole_text():
         show_progress=False,
     )
     made.train_from_iterator([text], trainer)
-    found = train_byte_pairs(
-        [
-            text[at : at + 777]
-            for at in range(
-                0,
-                len(text),
-                777,
-            )
-        ],
-        700,
-    )
+    found = train_byte_pairs(in_chunks(text, 777), 700)
     assert json.loads(found)["model"] == json.loads(made.to_str())["model"]
 
 
 def test_dropout_of_training_is_off():
     state = json.loads(tokenizer("gpt2"))
     state["model"]["dropout"] = 0.5
-    dropping, plain = (
-        Vocabulary.of_tokenizer(content) for content in (json.dumps(state), tokenizer("gpt2"))
-    )
-    assert np.array_equal(dropping.encode(PROSE.encode()), plain.encode(PROSE.encode()))
+    dropping = Vocabulary.of_tokenizer(json.dumps(state))
+    assert dropping.encode(PROSE.encode()).tolist() == ids_of("gpt2", PROSE)
 
 
 def test_one_unknown_character_is_named_with_its_bytes():
     """By a unigram tokenizer without fallback to bytes."""
-    pieces = [("<unk>", 0.0), *((character, -2.0) for character in "▁abcdefghijklmnopqrstuvwxyz.")]
+    pieces = [
+        ("<unk>", 0.0),
+        *((character, -2.0) for character in "▁abcdefghijklmnopqrstuvwxyz."),
+    ]
     made = Tokenizer(models.Unigram(pieces, unk_id=0))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     made.decoder = decoders.Metaspace(prepend_scheme="never")

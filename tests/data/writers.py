@@ -13,20 +13,19 @@ from pyarrow.feather import write_feather
 from pyarrow.parquet import write_table
 
 random = np.random.default_rng(1)
-DOCUMENTS = [
-    random.integers(
-        0,
-        2_000,
-        size=n,
-    ).astype(np.uint16)
-    for n in (70, 300, 1, 29, 600)
-]
+DOCUMENTS = [random.integers(0, 2_000, size=n).astype(np.uint16) for n in (70, 300, 1, 29, 600)]
 LISTS = [document.tolist() for document in DOCUMENTS]
 IDS = np.concatenate(DOCUMENTS)
 STARTS = [0, 70, 370, 371, 400]
 TEXTS = [f"record {n}, with a comma; é\n" + "and\ta line\n" * (n % 3) for n in range(40)]
 RECORDS = [{"url": "http://example.org", "text": text, "score": float("nan")} for text in TEXTS]
-JSON_LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
+
+
+def json_lines(records: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+JSON_LINES = json_lines(RECORDS)
 
 
 def csv_of(delimiter: str = ",", column: str = "text") -> bytes:
@@ -55,11 +54,10 @@ def parquet_of(kind: Any = None, texts: list[str] | None = None) -> bytes:
 def pzstd_of(content: bytes) -> bytes:
     """Begin with a frame to skip, and have two more, as pzstd writes."""
     half = len(content) // 2
-    packed = [
-        pyarrow.compress(part, codec="zstd", asbytes=True)
-        for part in (content[:half], content[half:])
-    ]
-    return b"\x50\x2a\x4d\x18\x04\0\0\0" + bytes(4) + b"".join(packed)
+    packed = b"\x50\x2a\x4d\x18\x04\0\0\0" + bytes(4)
+    for part in (content[:half], content[half:]):
+        packed += pyarrow.compress(part, codec="zstd", asbytes=True)
+    return packed
 
 
 def write_megatron(
@@ -68,30 +66,15 @@ def write_megatron(
     """Write a `.bin` and its `.idx` as the builders of indexed datasets of Megatron and fairseq do."""
     ids = IDS.astype(dtype)
     ids.tofile(folder / "corpus_text_document.bin")
-    lengths = np.array(
-        [len(document) for document in DOCUMENTS],
-        np.int32,
-    )
-    pointers = np.array(STARTS, np.int64) * ids.itemsize
-    documents = np.arange(
-        len(lengths) + 1,
-        dtype=np.int64,
-    )
-    index = b"MMIDIDX\0\0" + struct.pack(
-        "<QBQ",
-        1,
-        code,
-        len(lengths),
-    )
-    if is_fairseq:
-        index += lengths.tobytes() + pointers.tobytes()
-    else:
-        index += (
-            struct.pack("<Q", len(documents))
-            + lengths.tobytes()
-            + pointers.tobytes()
-            + documents.tobytes()
-        )
+    n = len(DOCUMENTS)
+    index = b"MMIDIDX\0\0" + struct.pack("<QBQ", 1, code, n)
+    if not is_fairseq:
+        index += struct.pack("<Q", n + 1)
+    lengths = [len(document) for document in DOCUMENTS]
+    index += np.array(lengths, np.int32).tobytes()
+    index += (np.array(STARTS, np.int64) * ids.itemsize).tobytes()
+    if not is_fairseq:
+        index += np.arange(n + 1, dtype=np.int64).tobytes()
     (folder / "corpus_text_document.idx").write_bytes(index)
     return folder / "corpus_text_document.bin"
 
@@ -103,19 +86,8 @@ def write_llm_c(folder: Path, magic: int = 20240520, dtype: str = "uint16") -> P
     return folder / "fineweb_train.bin"
 
 
-def write_packed(folder: Path) -> Path:
-    """Write a chunk of lit-gpt's PackedDataset: a header of 24 bytes, and ids."""
-    header = (
-        b"LITPKDS"
-        + struct.pack("<Q", 1)
-        + struct.pack("<B", 8)
-        + struct.pack(
-            "<Q",
-            len(IDS),
-        )
-    )
-    (folder / "train_0.bin").write_bytes(header + IDS.tobytes())
-    return folder / "train_0.bin"
+# A chunk of lit-gpt's PackedDataset: a header of 24 bytes, and ids.
+LIT_GPT = b"LITPKDS" + struct.pack("<QBQ", 1, 8, len(IDS)) + IDS.tobytes()
 
 
 def write_lists(folder: Path, name: str, kind: Any) -> Path:

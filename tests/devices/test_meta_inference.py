@@ -29,7 +29,11 @@ def _unread() -> Iterator[None]:
 @pytest.mark.parametrize("arm", cases())
 def test_streams_are_scored_cached_or_not(arm):
     model = make(arm, "meta").eval()
-    streams = Streams(CORPUS[: 3 * B * T], B, T)
+    streams = Streams(
+        CORPUS[: 3 * B * T],
+        B,
+        T,
+    )
     cached = [CachedTransformerXL(model, mem_len=17)] if can_cache(model) else []
     with AnsweredReads():
         for reader in (model, *cached):

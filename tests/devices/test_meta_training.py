@@ -81,7 +81,10 @@ SEVERAL = [
     {"segment_len": 2},
     {"segment_len": 2, "loss": "random_half", "n_groups": 2},
 ]  # segments in a step
-TRAINED = [*product(["relative, memory", "qrnn"], OPTIONS), *product(["relative, memory"], SEVERAL)]
+TRAINED = [
+    *product(["relative, memory", "qrnn"], OPTIONS),
+    *product(["relative, memory"], SEVERAL),
+]
 
 
 @pytest.mark.parametrize(("arm", "options"), TRAINED)

@@ -21,7 +21,7 @@ def test_a_measurement_of_a_user_is_listed_and_explained(
 ) -> None:
     monkeypatch.setenv("TXL_GUESTS", str(ROOT / "examples/dynamic_evaluation.py"))
     assert "loss of a checkpoint that learns from the text" in run_txl("--help").out
-    assert "lr: 0.1" in run_txl("dynamic", "--help").out
+    assert "lr=0.1" in run_txl("dynamic", "--help").out
     without = run_txl("dynamic", "hydra.run.dir=none", directory=tmp_path)
     assert "txl dynamic: checkpoint: must be given" in without.err
 

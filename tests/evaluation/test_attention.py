@@ -170,7 +170,11 @@ def test_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path, drawn: Figures)
     for figure, term in (("by_distance", "all"), ("terms", "a")):
         shown = drawn[f"{figure}.svg"].axes[0].get_images()[0].get_array()
         oldest_first = maps.by_distance[term][:, ::-1]
-        np.testing.assert_allclose(shown, np.maximum(oldest_first, 0.1 / 7), rtol=1e-6)
+        np.testing.assert_allclose(
+            shown,
+            np.maximum(oldest_first, 0.1 / 7),
+            rtol=1e-6,
+        )
     panels = [axes.get_title() for axes in drawn["text.svg"].axes[:-1]]
     heads = [name.split(":") for name in found["text"]["heads"]]
     assert panels == [f"layer {layer}, head {head}" for layer, head in heads]

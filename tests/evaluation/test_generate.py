@@ -158,7 +158,7 @@ def test_test_tokens_are_continued_beside_their_true_continuation(
     corpus = load_corpus(trained.config.data)
     tokens = corpus.splits["test"]
     assert results["prompt"]["tokens"] == tokens[40:70].tolist()
-    assert results["prompt"]["continuation"] == trained.vocabulary.decode(tokens[70:82])
+    assert results["continuation"] == trained.vocabulary.decode(tokens[70:82])
     assert results["prompt"]["corpus"] == corpus.facts()
     assert results["prompt"]["split"] == "test"
 
@@ -193,3 +193,13 @@ def test_a_terminal_is_not_commanded_by_a_sample() -> None:
 def test_unknown_words_of_a_prompt_are_shown(runs: SmallRuns, tmp_path: Path) -> None:
     results = generated(options(runs, "words", prompt="the dog"), tmp_path)
     assert results["prompt"]["text"] == "the <unk>"
+
+
+def test_a_sample_ends_with_a_text(runs: SmallRuns, tmp_path: Path) -> None:
+    given = {"n_tokens": 40, "n_samples": 3}
+    whole = texts(generated(options(runs, "characters", **given), tmp_path))
+    stop = whole[0][5:8]
+    stopped = generated(options(runs, "characters", stop=stop, **given), tmp_path)
+    for text, ended in zip(whole, texts(stopped), strict=True):
+        before, found, _ = text.partition(stop)
+        assert ended == before + found

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.devices.arms import ARMS, make, tokens, unread_clusters
 from tests.gpu_path.counting import Launches
+from tests.model.attention_problems import Problem
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.model import gpu
 from txl_lightning.model.attention import AttentionInputs, attend_with_kernel, masked_scores
@@ -66,23 +67,19 @@ def attend(sizes: str, dropout: float = 0.0, documents: bool = False) -> None:
     shapes = [
         (H, B, T, E),
         (H, B, K, E),
+        (H, B, K, E),
         (H, K + 1, E),
         (H, E),
         (H, E),
-        (H, B, K, E),
     ]
-    inputs = [
-        torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True)
-        for shape in shapes
-    ]
+    options = {"device": "meta", "dtype": torch.bfloat16}
+    inputs = [torch.empty(shape, requires_grad=True, **options) for shape in shapes]
     mask = torch.empty(
         (B, T, K) if documents else (T, K),
-        device="meta",
-        dtype=torch.bfloat16,
+        **options,
     )
-    q, k, r, u, v, values = inputs
     visible = VisibleKeys(mask, sees_memory=True)
-    operands = AttentionInputs(q, k, values, r, u, v, None, "abcd", visible)
+    operands = AttentionInputs(*inputs, None, "abcd", visible)
     heads_HBTE = attend_with_kernel(operands, Dropout(dropout))
     assert heads_HBTE.shape == (H, B, T, E)
     heads_HBTE.backward(torch.empty_like(heads_HBTE))
@@ -112,81 +109,53 @@ def test_rows_of_all_products_of_a_step_begin_at_16_bytes(options):
     assert not {n for n in products.found if n % 8}
 
 
-@pytest.mark.parametrize(
-    "arm",
-    [arm for arm in ARMS if "lstm" not in arm and arm != "qrnn"],
-)
+PADDED = [arm for arm in ARMS if "lstm" not in arm and arm != "qrnn"]
+NARROW = TransformerXLConfig(cutoffs=(5, 12), div_val=2, **ODD)
+
+
+@pytest.mark.parametrize("arm", [*PADDED, "narrow tables"])
 def test_padded_products_change_no_loss_and_no_gradient(arm, monkeypatch):
-    model = make(arm).double().eval()
+    model = TransformerXL(NARROW) if arm == "narrow tables" else make(arm)
+    model.double().eval()
     window = tokens()
     results = []
-    for pads in (False, True):
+    for multiple in (1, 8):
         monkeypatch.setattr(
             gpu,
             "n_padding",
-            lambda n, x, pads=pads: -n % 8 if pads else 0,
+            lambda n, x, multiple=multiple: -n % multiple,
         )
         model.zero_grad()
-        nll_BT, memory = model.score(
+        first, memory = model.score(
             window[:, :-1],
             window[:, 1:],
         )
-        nll_BT = (
-            nll_BT
-            + model.score(
-                window[:, :-1],
-                window[:, 1:],
-                memory,
-            )[0]
+        second, _ = model.score(
+            window[:, :-1],
+            window[:, 1:],
+            memory,
         )
-        nll_BT.mean().backward()
-        of_all_BTV = model.softmax.log_probabilities(model(window)[0], model.embedding)
-        results.append(
-            [nll_BT, of_all_BTV, *(p.grad for p in model.parameters() if p.grad is not None)]
-        )
+        (first + second).mean().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        results.append([first, second, model.log_probabilities(model(window)[0]), *gradients])
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
 
 
-def test_padded_heads_of_narrow_tables_change_no_loss(monkeypatch):
-    config = TransformerXLConfig(cutoffs=(5, 12), div_val=2, **ODD)
-    model = TransformerXL(config).double().eval()
-    window = torch.randint(
-        31,
-        (2, 8),
-        generator=torch.Generator().manual_seed(0),
-    )
-    expected, _ = model.score(
-        window[:, :-1],
-        window[:, 1:],
-    )
-    monkeypatch.setattr(gpu, "n_padding", lambda n, x: -n % 8)
-    padded, _ = model.score(
-        window[:, :-1],
-        window[:, 1:],
-    )
-    torch.testing.assert_close(padded, expected, rtol=1e-12, atol=1e-12)
-
-
 def test_padded_distances_change_no_score_under_a_mask_that_is_not_causal(monkeypatch):
-    H, T, K, E = 2, 3, 10, 4
-    random = torch.Generator().manual_seed(0)
-
-    def draw(*shape):
-        return torch.randn(shape, generator=random, dtype=torch.float64)
-
-    q = draw(H, 1, T, E)
-    k = draw(H, 1, K, E)
-    r = draw(H, K + 1, E)
-    u = draw(H, E)
-    v = draw(H, E)
-    visible = VisibleKeys(torch.zeros(T, K, dtype=torch.float64), causal=False)
-    inputs = AttentionInputs(q, k, k, r, u, v, None, "abcd", visible)
+    problem = Problem(T=3, M=7, H=2, E=4)
+    inputs = problem.inputs(problem.tensors(torch.float64))
+    seen = VisibleKeys(torch.zeros_like(inputs.visible.mask_TK), causal=False)
+    inputs = inputs._replace(visible=seen)
     expected = masked_scores(inputs)
     monkeypatch.setattr(gpu, "n_padding", lambda n, x: -n % 8)
     torch.testing.assert_close(masked_scores(inputs), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}, {"documents": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dropout": 0.1}, {"documents": True}],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("sizes", "launches", "scores"), [("enwik8 base", 26, 4.0), ("wt103 base", 34, 6.5)]
 )

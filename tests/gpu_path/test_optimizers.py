@@ -19,9 +19,8 @@ def scaled_step(
     """Return the norm of the gradients after unscaling, the weights after the step, and the next scale."""
     torch.manual_seed(1)
     model = make("relative, memory").eval()
-    optimizer, _ = make_optimizer(
-        model, OptimizerConfig(name=name, lr=0.01, warmup_steps=0), 10, fused=False
-    )
+    config = OptimizerConfig(name=name, lr=0.01, warmup_steps=0)
+    optimizer, _ = make_optimizer(model, config, 10, fused=False)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     window = tokens()
     nll_BT, _ = model.score(
@@ -30,18 +29,13 @@ def scaled_step(
     )
     scaler.scale(nll_BT.mean()).backward()
     if poisoned:
-        next(p for n, p in model.named_parameters() if n.endswith("qkv.weight")).grad[0, 0] = (
-            torch.inf
-        )
+        model.layers[0].attention.qkv.weight.grad[0, 0] = torch.inf
     scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.25)
     scaler.step(optimizer)
     scaler.update()
-    return (
-        norm,
-        [parameter.detach().clone() for parameter in model.parameters()],
-        scaler.get_scale(),
-    )
+    weights = [parameter.detach() for parameter in model.parameters()]
+    return norm, weights, scaler.get_scale()
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
@@ -51,9 +45,9 @@ def test_a_gradient_scaler_changes_no_gradient_and_skips_an_infinite_one(name):
     torch.testing.assert_close(scaled_norm, norm)
     torch.testing.assert_close(scaled_weights, weights)
     torch.manual_seed(1)
-    before = list(make("relative, memory").parameters())
+    before = [parameter.detach() for parameter in make("relative, memory").parameters()]
     _, skipped, scale = scaled_step(name, 65536.0, poisoned=True)
-    assert all(torch.equal(a, b) for a, b in zip(skipped, before, strict=True))
+    torch.testing.assert_close(skipped, before, rtol=0, atol=0)
     assert scale == 32768
 
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import lightning as L
 import pytest
@@ -70,36 +71,40 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
     return chosen
 
 
-@pytest.mark.parametrize(("visible", "index"), [(4, 2), (1, 0)])
+@pytest.mark.parametrize(
+    ("visible", "index"),
+    [(4, 2), (1, 0)],
+)
 def test_a_command_makes_its_gpu_the_current_one(visible, index, devices, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setenv("LOCAL_RANK", "2")
     assert [chosen_device("gpu")] == devices == [torch.device("cuda", index)]
 
 
-@pytest.mark.parametrize(("accelerator", "backend"), [("gpu", "nccl"), ("cpu", "gloo")])
-def test_ranks_meet_with_the_gpu_of_each(accelerator, backend, devices, monkeypatch):
+ELASTIC = {
+    "TORCHELASTIC_RUN_ID": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "WORLD_SIZE": "4",
+    "RANK": "2",
+    "LOCAL_RANK": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "backend", "gpu"),
+    [("gpu", "nccl", torch.device("cuda", 2)), ("cpu", "gloo", None)],
+)
+def test_ranks_meet_with_the_gpu_of_each(accelerator, backend, gpu, devices, monkeypatch):
     """NCCL knows the GPU from the start; flags have a group of gloo's."""
-    made = []
+    init = Mock()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(
-        dist, "init_process_group", lambda backend, *_, **place: made.append((backend, place))
-    )
-    monkeypatch.setattr(
-        dist,
-        "new_group",
-        lambda backend, **_: made.append(backend) or backend,
-    )
-    elastic = {
-        "TORCHELASTIC_RUN_ID": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-        "WORLD_SIZE": "4",
-    }
-    for name, value in {**elastic, "RANK": "2", "LOCAL_RANK": "2"}.items():
+    monkeypatch.setattr(dist, "init_process_group", init)
+    monkeypatch.setattr(dist, "new_group", lambda backend, **_: backend)
+    for name, value in ELASTIC.items():
         monkeypatch.setenv(name, value)
     connected = connect(TrainerConfig(accelerator=accelerator, devices=4))
-    gpu = torch.device("cuda", 2) if accelerator == "gpu" else None
-    assert made[0] == (backend, {"rank": 2, "world_size": 4, "device_id": gpu})
-    assert devices == [gpu] * (gpu is not None)
+    assert init.call_args.args[0] == backend
+    assert init.call_args.kwargs == {"rank": 2, "world_size": 4, "device_id": gpu}
+    assert devices == ([gpu] if gpu else [])
     assert (connected.rank, connected.world_size, connected.group) == (2, 4, "gloo")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tests.devices.arms import make
-from tests.devices.test_meta_training import segment
+from tests.devices.arms import B, make
 from tests.training.small_run import add_gradients, bare_module
+from txl_lightning.data.streams import Batch
 from txl_lightning.training.module import LanguageModelModule
 
 
@@ -59,11 +59,15 @@ class CopiesToGpu(TorchFunctionMode):
 def test_a_step_copies_from_pinned_memory_alone(loss, segment_len, monkeypatch):
     module = bare_module(make("relative, memory"), loss=loss, segment_len=segment_len)
     monkeypatch.setattr(LanguageModelModule, "device", torch.device("cuda"))
-    batch = segment(0)
-    batch = batch._replace(
-        tokens=torch.ones(batch.tokens.shape).long(), targets=torch.ones(batch.targets.shape).long()
-    )
+    window = torch.ones(B, 7).long()
     with CopiesToGpu() as copies:
-        add_gradients(module, batch)
+        add_gradients(
+            module,
+            Batch(
+                window[:, 1:],
+                window[:, 1:],
+                number=0,
+            ),
+        )
     assert copies.n == (6 // segment_len if loss == "random_half" else 0)
     assert copies.waits == 0

@@ -85,7 +85,7 @@ def test_what_a_model_without_a_vocabulary_lacks_is_said_in_one_line():
             convert(tiny_model(vocab_size=None, memory_start="zeros"))
 
 
-LACKING = re.escape("give either tokens or inputs_BTD")
+LACKING = "give either tokens or inputs_BTD"
 WIDE = re.escape("inputs_BTD of shape (2, 4, 5): D must be d_model=8")
 
 

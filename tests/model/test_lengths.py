@@ -77,7 +77,8 @@ def scored_together(model: Any, stream: Tensor) -> Tensor:
         for b in range(B):
             tokens[b, : lengths[b]] = stream[b, starts[b] : ends[b]]
             targets[b, : lengths[b]] = unmarked(stream)[b, starts[b] + 1 : ends[b] + 1]
-        nll, memory = model.score(tokens, targets, memory, lengths)
+        padded = lengths if lengths.min() < T else None
+        nll, memory = model.score(tokens, targets, memory, padded)
         for b in range(B):
             losses[b].append(nll[b, : lengths[b]])
             assert not nll[b, lengths[b] :].any()

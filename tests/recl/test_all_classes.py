@@ -33,7 +33,11 @@ def test_losses_are_those_of_fresh_windows(model_type):
     try:
         limit, _ = readable_length(model, CONTEXTS[-1], model_type)
         reader = WindowReader(model, limit=limit, one_pass=True)
-        member = checked(Member(model_type, model_type, reader, {}), TOKENS, CONTEXTS)
+        member = checked(
+            Member(model_type, model_type, reader, {}),
+            TOKENS,
+            CONTEXTS,
+        )
     except UserError as error:
         pytest.skip(f"refused: {error}")
     losses_CP = window_losses(member.reader, TOKENS, PLACES, CONTEXTS)

@@ -41,7 +41,12 @@ def failing(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 
 
 def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
-    monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "make",
+        lambda: model,
+        raising=False,
+    )
     member = load_function(f"py:{__name__}.make")
     return checked(member, TOKENS, [8, 16, 64])
 
@@ -99,11 +104,19 @@ def test_a_fault_of_a_model_is_named(
     monkeypatch,
     tmp_path,
 ):
-    monkeypatch.setattr(sys.modules[__name__], "make", lambda: model, raising=False)
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "make",
+        lambda: model,
+        raising=False,
+    )
     (tmp_path / "text.txt").write_bytes(bytes(TOKENS.tolist()))
     options = {
         "models": [f"py:{__name__}.make"],
         "data_path": str(tmp_path / "text.txt"),
     }
-    with pytest.raises(OptionError, match=rf"models=py:{__name__}\.make: {words}"):
+    with pytest.raises(
+        OptionError,
+        match=rf"models=py:{__name__}\.make: {words}",
+    ):
         recl(tmp_path, **options)

@@ -28,7 +28,10 @@ def plain_lengths(
     model: str,
 ) -> tuple[int, int]:
     """RECL and guarded RECL, step by step from the longest context; the longest if gains do not end."""
-    best_CP = np.min([*losses.values()], axis=0)
+    best_CP = np.min(
+        [*losses.values()],
+        axis=0,
+    )
     recl = contexts[-1]
     guarded = contexts[-1]
     for c in reversed(range(len(contexts) - 1)):
@@ -64,7 +67,13 @@ THRESHOLDS = st.sampled_from([0.001, 0.01, 0.05, 0.3])
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 10**6), SHAPES, GRIDS, FRACTIONS, THRESHOLDS)
+@given(
+    st.integers(0, 10**6),
+    SHAPES,
+    GRIDS,
+    FRACTIONS,
+    THRESHOLDS,
+)
 def test_appendix_c(
     seed,
     shape,
@@ -92,7 +101,10 @@ def test_appendix_c(
 
 def constant(*losses: float) -> np.ndarray:
     """Losses by context, equal at 50 positions."""
-    return np.tile(np.array(losses)[:, None], 50)
+    return np.tile(
+        np.array(losses)[:, None],
+        50,
+    )
 
 
 ENDS = [
@@ -104,18 +116,14 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("losses", "limit", "expected", "gains_again"), ENDS)
-def test_where_the_gains_end(
-    losses,
-    limit,
-    expected,
-    gains_again,
-):
+def test_where_the_gains_end(losses, limit, expected, gains_again):
     contexts = CONTEXTS[: len(losses)]
+    limits = {"m": limit}
     found = relative_effective_context_lengths(
         {"m": losses},
         contexts,
         [1.0],
-        limits={"m": limit},
+        limits=limits,
     )
     length = found["m"][1.0]
     assert (length.value, length.at_least) == expected
@@ -126,18 +134,14 @@ def test_where_the_gains_end(
 
 def test_positions_that_tie_for_the_last_places_share_them():
     """T has the 5, and a third of each of three."""
-    losses = np.array(
-        [
-            [5.0, 1.0, 1.0, 1.0],
-            [5.0, 1.0, 0.0, 0.5],
-        ]
-    )
-    length = relative_effective_context_lengths(
-        {"m": losses},
+    losses = {"m": np.array([[5.0, 1.0, 1.0, 1.0], [5.0, 1.0, 0.0, 0.5]])}
+    found = relative_effective_context_lengths(
+        losses,
         [1, 2],
         [0.5],
         bootstrap=0,
-    )["m"][0.5]
+    )
+    length = found["m"][0.5]
     short = math.exp((5 + 1) / 2)
     long = math.exp((5 + (1 + 0 + 0.5) / 3) / 2)
     assert length.perplexities == pytest.approx([short])
@@ -156,10 +160,7 @@ def group(n_models: int = 3, n_positions: int = 101) -> dict[str, np.ndarray]:
     ("threshold", "n_models"),
     [(0.6, 2), (0.05, 1)],
 )
-def test_intervals_are_of_resampled_blocks_each_read_as_a_text(
-    threshold,
-    n_models,
-):
+def test_intervals_are_of_resampled_blocks_each_read_as_a_text(threshold, n_models):
     """RECL varies at the first threshold, its guarded value at the second."""
     blocks = np.repeat(
         range(9),
@@ -168,37 +169,24 @@ def test_intervals_are_of_resampled_blocks_each_read_as_a_text(
     losses = group(n_models, n_positions=300)
     if n_models == 1:
         losses["m0"][3] += 0.4
-    options = {"fractions": [0.3], "threshold": threshold}
-    resamples = {
-        "bootstrap": 50,
-        "seed": 2,
-        "blocks": blocks,
-    }
-    ours = relative_effective_context_lengths(losses, CONTEXTS, **options, **resamples)
+
+    def measured(group, **options):
+        found = relative_effective_context_lengths(group, CONTEXTS, [0.3], threshold, **options)
+        return found["m0"][0.3]
+
     lengths = []
     for counts_B in resampled(9, 50, seed=2).astype(int):
-        sample = {
-            name: np.repeat(
-                x,
-                counts_B[blocks],
-                axis=1,
-            )
-            for name, x in losses.items()
-        }
-        found = relative_effective_context_lengths(sample, CONTEXTS, **options, bootstrap=0)
-        lengths.append(
-            [
-                found["m0"][0.3].value,
-                found["m0"][0.3].guarded,
-            ]
-        )
-    length = ours["m0"][0.3]
-    low, high = np.quantile(
+        sample = {name: np.repeat(x, counts_B[blocks], axis=1) for name, x in losses.items()}
+        found = measured(sample, bootstrap=0)
+        lengths.append([found.value, found.guarded])
+    length = measured(losses, bootstrap=50, seed=2, blocks=blocks)
+    quantiles = np.quantile(
         lengths,
         [0.025, 0.975],
         axis=0,
         method="inverted_cdf",
-    ).tolist()
+    )
+    low, high = quantiles.tolist()
     assert [length.low, length.guarded_low] == low
     assert [length.high, length.guarded_high] == high
     assert low != high
@@ -220,18 +208,11 @@ def test_guarded_recl_of_an_exact_model_may_be_much_shorter_than_recl():
     losses = []
     for c in contexts:
         seen = (repeats[:, :c] * weights[:c]).sum(axis=1)
-        unseen = weights[c:].sum() / 64
-        losses.append(-np.log(seen + unseen))
-    found = relative_effective_context_lengths(
-        {"exact": np.array(losses)},
-        contexts,
-        [0.1, 1.0],
-        bootstrap=0,
-    )
-    hard = found["exact"][0.1]
-    whole = found["exact"][1.0]
-    assert (hard.value, hard.guarded) == (192, 64)
-    assert (whole.value, whole.guarded) == (80, 80)
+        losses.append(-np.log(seen + weights[c:].sum() / 64))
+    exact = {"exact": np.array(losses)}
+    found = relative_effective_context_lengths(exact, contexts, [0.1, 1.0], bootstrap=0)
+    lengths = [(length.value, length.guarded) for length in found["exact"].values()]
+    assert lengths == [(192, 64), (80, 80)]
 
 
 IMPOSSIBLE = [

@@ -68,7 +68,11 @@ def library_loss(model: Any, window: list[int]) -> float:
 
 @pytest.mark.parametrize(
     ("kind", "begin"),
-    [("gpt2", []), ("llama", [0, 7]), ("mamba", [])],
+    [
+        ("gpt2", []),
+        ("llama", [0, 7]),
+        ("mamba", []),
+    ],
 )
 def test_losses_are_the_librarys_own_with_exactly_c_tokens(kind, begin):
     model = model_of(kind)
@@ -179,7 +183,10 @@ def test_a_begin_of_text_token_is_read_as_the_tokenizer_does(tmp_path):
         load(folder, begin_of_text=True)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "mamba", "xglm", "opt", "bert"])
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "gpt2", "mamba", "xglm", "opt", "bert"],
+)
 def test_a_folder_without_a_tokenizer_is_refused(kind, tmp_path):
     model_of(kind).save_pretrained(tmp_path)
     with pytest.raises(OptionError, match=rf"models=hf:{tmp_path}: has no tokenizer") as caught:
@@ -309,4 +316,8 @@ def test_another_tokenizer_and_other_bytes_are_refused(runs, tmp_path):
         "data_path": f"{tmp_path}/text.txt",
     }
     with pytest.raises(OptionError, match=f"hf:{folder}: reads other tokens than .*best.ckpt"):
-        recl(tmp_path / "run", runs.checkpoint("relative"), **options)
+        recl(
+            tmp_path / "run",
+            runs.checkpoint("relative"),
+            **options,
+        )

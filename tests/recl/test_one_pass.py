@@ -40,7 +40,10 @@ KINDS = [
 def checked_member(folder: Path, kind: str, options: dict[str, Any], contexts: list[int]) -> Member:
     """Save a model, load it and check it."""
     save_tiny(folder, kind, **{"max_position_embeddings": 400, **options})
-    loaded = load_huggingface(f"hf:{folder}", contexts[-1])
+    loaded = load_huggingface(
+        f"hf:{folder}",
+        contexts[-1],
+    )
     return checked(loaded, TOKENS, contexts)
 
 
@@ -76,7 +79,12 @@ def test_a_change_at_a_length_is_seen_between_the_contexts(
     """Beyond the grid or below it, all windows are rotated alike."""
     original = {"original_max_position_embeddings": length}
     options = {**original, "rope_parameters": {**LONGROPE, **original}}
-    member = checked_member(tmp_path, "phi3", options, [40, 120, 239 + one_pass])
+    member = checked_member(
+        tmp_path,
+        "phi3",
+        options,
+        [40, 120, 239 + one_pass],
+    )
     assert member.reader.one_pass == one_pass
 
 
@@ -98,4 +106,9 @@ def test_the_way_of_reading_and_the_difference_stand_in_the_result(tmp_path):
 
 def test_an_encoder_is_refused(tmp_path):
     with pytest.raises(OptionError, match=r"its losses depend on later tokens .*is_decoder"):
-        checked_member(tmp_path, "bert", {"is_decoder": False, "pad_token_id": 1}, [8, 64])
+        checked_member(
+            tmp_path,
+            "bert",
+            {"is_decoder": False, "pad_token_id": 1},
+            [8, 64],
+        )

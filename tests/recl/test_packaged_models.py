@@ -36,7 +36,13 @@ def test_trigrams_get_two_words_and_leave_out_unknown_ones_with_their_bytes():
 @pytest.mark.filterwarnings("default")
 def test_a_chain_has_its_tags_and_nothing_of_the_chain_before():
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")
-    sizes = {"vocab_size": 33, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    sizes = {
+        "vocab_size": 33,
+        "n_positions": 64,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+    }
     network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0)).eval()
     chains = Chains(network)
     numbers, _ = chains.encode(f"{RESIDUES}\nACD\n".encode())

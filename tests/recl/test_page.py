@@ -28,32 +28,27 @@ HOSTILE = [
     "\x07",
     "\x85",
     "\u202eabc",
+    "שלום",
+    "<!--",
+    "",
 ]
-HOSTILE += ["שלום", "<!--", ""]
+
 CONTEXTS = [4, 8, 12]
 
 
 def data_of(html_page: str) -> dict[str, Any]:
-    (text,) = re.findall(
-        r'<script type="application/json" id="data">(.*?)</script>',
-        html_page,
-        re.DOTALL,
-    )
-    data = json.loads(text)
-    return data
+    pattern = r'<script type="application/json" id="data">(.*?)</script>'
+    (text,) = re.findall(pattern, html_page, re.DOTALL)
+    return json.loads(text)
 
 
 def scored(data: dict[str, Any]) -> list[Any]:
     """Text, position and losses of every scored token."""
     tokens = []
     for passage in data["passages"]:
-        for position, hundredths in zip(
-            passage["positions"],
-            passage["hundredths"],
-            strict=True,
-        ):
+        for position, losses in zip(passage["positions"], passage["hundredths"], strict=True):
             text = passage["texts"][position - passage["start"]]
-            tokens.append((text, position, hundredths))
+            tokens.append((text, position, losses))
     return tokens
 
 
@@ -159,7 +154,12 @@ def shown_in_chromium(tmp_path: Path) -> Shown:
             f"--user-data-dir={tmp_path}/profile",
         ]
         command.append(path.as_uri() + fragment)
-        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=120)
+        return subprocess.check_output(
+            command,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=120,
+        )
 
     return dumped
 

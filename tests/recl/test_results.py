@@ -19,11 +19,7 @@ POSITIONS = np.arange(100) * 4 + 16
 
 def made_up() -> dict[str, np.ndarray]:
     """Losses that fall with context, of c to a plateau and then further."""
-    noise = np.random.default_rng(1).gamma(
-        2.0,
-        0.5,
-        (3, 1, 100),
-    )
+    noise = np.random.default_rng(1).gamma(2.0, 0.5, (3, 1, 100))
     falls = np.array(
         [
             [3.0, 2.0, 1.5, 1.2],
@@ -31,23 +27,18 @@ def made_up() -> dict[str, np.ndarray]:
             [3.0, 3.0, 1.0, 1.0],
         ]
     )
-    return dict(
-        zip(
-            NAMES,
-            noise + falls[:, :, None],
-            strict=True,
-        )
-    )
+    return dict(zip(NAMES, noise + falls[:, :, None], strict=True))
 
 
 def results(level: str = "token", **options: Any) -> dict[str, Any]:
+    options.setdefault("bootstrap", 20)
     found = group_results(
         made_up(),
         CONTEXTS,
         POSITIONS,
         BLOCKS,
         level,
-        **{"bootstrap": 20, **options},
+        **options,
     )
     found["split"] = "test"
     found["corpus"] = {"name": "text", "level": level}

@@ -75,8 +75,11 @@ def test_ids_are_continued_and_written(run, tmp_path):
     assert by_names["prompt"] == {"tokens": [1, 4, 9], "text": "n1 n4 n9"}
     (sample,) = by_names["samples"]
     assert sample["text"] == " ".join(f"n{number}" for number in sample["tokens"])
+    assert generated(prompt_ids=[1, 4, 9])["samples"] == [sample]
     with pytest.raises(OptionError, match=r"^prompt='n60': 'n60' is not among"):
         generated(prompt="n60")
+    with pytest.raises(OptionError, match=r"^prompt_ids=.*: must be a list of ids from 0 to 59"):
+        generated(prompt_ids=[60])
 
 
 def test_a_resumed_run_continues_with_a_moved_file(tmp_path):

@@ -51,7 +51,12 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
     trained = open_checkpoint(options)
-    corpus, (split,) = open_text(trained, options, options.split, ["valid"])
+    corpus, (split,) = open_text(
+        trained,
+        options,
+        options.split,
+        ["valid"],
+    )
     protocol = protocol_of(trained, options, whole=split == WHOLE)
     maps = attention_maps(
         protocol.model(), protocol.streams(corpus, split), protocol.evaluation.max_segments
@@ -177,7 +182,11 @@ def sums_by_distance(weights_HBTK: Tensor, counted_BT: Tensor, reach: int) -> Te
         0, reach
     )  # keys after a query have no weight
     sums = weights_HTK.new_zeros(H, reach + 1)
-    return sums.index_add_(1, distances_TK.flatten(), weights_HTK.flatten(1))[:, :reach]
+    return sums.index_add_(
+        1,
+        distances_TK.flatten(),
+        weights_HTK.flatten(1),
+    )[:, :reach]
 
 
 def counted_queries(inputs: AttentionInputs, reach: int, n_before: int) -> Tensor:
@@ -217,7 +226,11 @@ def attention_maps(
     n_segments = min(len(streams), max_segments or len(streams))
     for index in with_progress(range(n_segments), n_segments, "attention"):
         n_before = min(index * streams.segment_len, config.mem_len)
-        recorded, memory = attention_inputs(model, streams[index].tokens.to(device), memory)
+        recorded, memory = attention_inputs(
+            model,
+            streams[index].tokens.to(device),
+            memory,
+        )
         if index == n_segments // 2:
             text = text_attention(recorded, streams, index)
         for layer, (attention, inputs) in enumerate(recorded):

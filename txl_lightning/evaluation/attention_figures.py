@@ -44,7 +44,12 @@ def write_figures(
     """
     rows = dict(maps.by_distance)
     n_layers = len(maps.mean_distance_NH)
-    draw_distances(directory / "by_distance", {"all terms": rows.pop("all")}, n_layers, averaged)
+    draw_distances(
+        directory / "by_distance",
+        {"all terms": rows.pop("all")},
+        n_layers,
+        averaged,
+    )
     if rows:
         panels = {f"softmax of {SCORES[term]}": rows[term] for term in rows}
         draw_distances(directory / "terms", panels, n_layers, averaged)
@@ -65,14 +70,37 @@ def heat_maps(
     """
     width, height = inches
     figure = new_figure(width, 1.6 + len(panels) * height)
-    all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0].tolist()
+    all_axes = figure.subplots(
+        len(panels),
+        1,
+        squeeze=False,
+    )[:, 0].tolist()
     largest = max(float(values.max()) for values in panels.values())
     norm = LogNorm(least, largest)
-    for axes, (name, values) in zip(all_axes, panels.items(), strict=True):
-        image = axes.imshow(values, norm=norm, aspect="auto", **look)
+    for axes, (name, values) in zip(
+        all_axes,
+        panels.items(),
+        strict=True,
+    ):
+        image = axes.imshow(
+            values,
+            norm=norm,
+            aspect="auto",
+            **look,
+        )
         axes.set_title(name, fontsize=10)
-    figure.suptitle(textwrap.fill(title, 56), fontsize=11, parse_math=False)
-    bar = figure.colorbar(image, ax=all_axes, extend="min", location="bottom", aspect=50)
+    figure.suptitle(
+        textwrap.fill(title, 56),
+        fontsize=11,
+        parse_math=False,
+    )
+    bar = figure.colorbar(
+        image,
+        ax=all_axes,
+        extend="min",
+        location="bottom",
+        aspect=50,
+    )
     bar.set_label("attention (share of 1)", fontsize=9)
     return figure, all_axes
 
@@ -125,7 +153,12 @@ def draw_text(
     panels = {}
     for layer, head in heads:
         weights_QC = text.weights_NHQC[layer, head]
-        least_Q1 = np.quantile(weights_QC, 1 - MARKED_SHARE, axis=1, keepdims=True)
+        least_Q1 = np.quantile(
+            weights_QC,
+            1 - MARKED_SHARE,
+            axis=1,
+            keepdims=True,
+        )
         shown = np.ma.masked_less(weights_QC, least_Q1)[:, -MOST_COLUMNS:]
         panels[f"layer {layer + 1}, head {head + 1}"] = shown
     figure, all_axes = heat_maps(
@@ -136,9 +169,18 @@ def draw_text(
         cmap="Oranges",
     )
     for axes in all_axes:
-        axes.set_xticks(range(len(columns)), columns, rotation=90)
+        axes.set_xticks(
+            range(len(columns)),
+            columns,
+            rotation=90,
+        )
         axes.set_yticks(range(len(rows)), rows)
-        axes.tick_params(length=0, pad=2, labelsize=6.5, labelfontfamily="monospace")
+        axes.tick_params(
+            length=0,
+            pad=2,
+            labelsize=6.5,
+            labelfontfamily="monospace",
+        )
         axes.set_ylabel("target (token to predict)", fontsize=9)
     axes.set_xlabel("token of the memory, oldest on the left")
     save_figure(figure, stem)

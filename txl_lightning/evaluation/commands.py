@@ -110,7 +110,11 @@ def log_results(command: str, results: dict[str, Any], options: Any, directory: 
     run.summary.update(results)
     for path in sorted(directory.iterdir()):
         if path.suffix in (".png", ".html"):
-            log_file(run, f"{command}/{path.stem}", path)
+            log_file(
+                run,
+                f"{command}/{path.stem}",
+                path,
+            )
     run.finish()
     for line in upload_lines(directory):
         notice(line)

@@ -103,7 +103,12 @@ def _score(model: Any, lengths: Lengths, continuation: Continuation) -> Likeliho
     memory: Any = None
     nats = 0.0
     greedy = True
-    streams = Streams(np.array(continuation.tokens), 1, lengths.segment_len, lengths.ext_len)
+    streams = Streams(
+        np.array(continuation.tokens),
+        1,
+        lengths.segment_len,
+        lengths.ext_len,
+    )
     for index, segment in enumerate(streams):
         hidden_1TD, memory = model(segment.tokens.to(device_of(model)), memory)
         n = int((streams.positions(index) >= first).sum())

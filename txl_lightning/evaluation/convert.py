@@ -115,7 +115,12 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
     path = Path(source)
     if path.is_dir():
         names = [name for name in WEIGHTS if (path / name).is_file()]
-        require(bool(names), "source", source, f"has none of {', '.join(WEIGHTS)}")
+        require(
+            bool(names),
+            "source",
+            source,
+            f"has none of {', '.join(WEIGHTS)}",
+        )
         path = path / names[0]
     require(path.is_file(), "source", source, "no such file")
     try:
@@ -127,7 +132,12 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
         problem = "it is cut short, or has more than tensors; code in a file is never run"
         raise OptionError("source", path, f"cannot be read: {problem}") from error
     config = _read_config(path.parent)
-    require(bool(config), "source", source, f"must have {CONFIG} with its options beside it")
+    require(
+        bool(config),
+        "source",
+        source,
+        f"must have {CONFIG} with its options beside it",
+    )
     with naming("source", source):
         return READERS[source_format](weights, config)
 
@@ -149,10 +159,20 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> TransformerXL:
     if index.is_file():
         files = [index]
     needed = f"a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…) or a folder with one"
-    require(len(files) == 1, "source", source, f"must be {needed}; {len(files)} found")
+    require(
+        len(files) == 1,
+        "source",
+        source,
+        f"must be {needed}; {len(files)} found",
+    )
     flags = {**_read_config(files[0].parent), **lengths}
     needed = f"must be given, since there is no {CONFIG} with the model's flags beside {files[0]}"
-    require(flags.get("mem_len") is not None, "mem_len", None, needed)
+    require(
+        flags.get("mem_len") is not None,
+        "mem_len",
+        None,
+        needed,
+    )
     return from_tensorflow(read_variables(files[0].with_suffix("")), flags)
 
 

@@ -52,9 +52,11 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     Raises:
         UserError: an option, the checkpoint or the prompt is not usable.
     """
-    is_one = (options.prompt is None) != (options.context is None)
-    require(is_one, "prompt", options.prompt, "either prompt or context must be given")
+    given = (options.prompt, options.prompt_ids, options.context)
+    allowed = "one of prompt, prompt_ids, context must be given"
+    require(given.count(None) == 2, "prompt", options.prompt, allowed)
     Sampling(options.top_k, options.top_p, options.temperature).check()
+    require(options.stop != "", "stop", options.stop, "must be a text, or null")
     trained = open_checkpoint(options)
     prompt = read_prompt(options, trained)
     prompt["text"] = trained.vocabulary.decode(prompt["tokens"])
@@ -67,21 +69,28 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
         model, context = with_context(trained, options)
         for number in range(options.n_samples):
             write(f"--- sample {number + 1}\n")
-            drawn = draw_tokens(model, trained, options, prompt["tokens"], options.seed + number)
-            tokens = write_sample(drawn, prompt["tokens"], trained, write)
+            drawn = draw_tokens(
+                model,
+                trained,
+                options,
+                prompt["tokens"],
+                options.seed + number,
+            )
+            tokens = write_sample(drawn, prompt["tokens"], trained, options.stop, write)
             samples.append({"text": trained.vocabulary.decode(tokens), "tokens": tokens})
     seconds = time.perf_counter() - started
     results = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "prompt": prompt,
+        "continuation": prompt.pop("continuation", None),
         "samples": samples,
         "context": context,
         "precision": precision,
         "seconds": round(seconds, 4),
     }
     write_json(directory / "generation.json", results, ensure_ascii=False)
-    n_drawn = options.n_samples * options.n_tokens
+    n_drawn = sum(len(sample["tokens"]) for sample in samples)
     write(f"---\n{n_drawn:,} tokens, {n_drawn / seconds:,.0f} a second; {context}\n")
     return []
 
@@ -93,7 +102,15 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         allowed = f"must be null: {trained.config.model.name} has no such length"
         require(options.mem_len is None, "mem_len", options.mem_len, allowed)
         return model, "context carried in the recurrent state"
-    protocol = replace(with_lengths(trained, options, False, ext_len=0), clamped=True)
+    protocol = replace(
+        with_lengths(
+            trained,
+            options,
+            False,
+            ext_len=0,
+        ),
+        clamped=True,
+    )
     if protocol.lengths.mem_len:
         return protocol.model(), f"memory of {protocol.lengths.mem_len:,} tokens"
     window = training_lengths(trained.config).window
@@ -110,6 +127,12 @@ def read_prompt(options: GenerateOptions, trained: TrainedModel) -> dict[str, An
     """
     if options.context is not None:
         return context_prompt(options, trained, options.context)
+    if options.prompt_ids is not None:
+        ids = options.prompt_ids
+        last = len(trained.vocabulary) - 1
+        fits = bool(ids) and min(ids) >= 0 and max(ids) <= last
+        require(fits, "prompt_ids", ids, f"must be a list of ids from 0 to {last}")
+        return {"tokens": ids}
     text = options.prompt or ""
     shown = f"{text!r:.40}"
     with naming("prompt", shown):
@@ -124,7 +147,12 @@ def context_prompt(
     options: GenerateOptions, trained: TrainedModel, n_context: int
 ) -> dict[str, Any]:
     """Return consecutive tokens from a split, and the text that follows as their `continuation`."""
-    corpus, (split,) = open_text(trained, options, options.split, ["test"])
+    corpus, (split,) = open_text(
+        trained,
+        options,
+        options.split,
+        ["test"],
+    )
     tokens = without_marks(corpus.splits[split])
     last = len(tokens) - n_context
     allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"
@@ -207,15 +235,20 @@ def last_document(trained: TrainedModel, tokens: list[int]) -> list[int]:
 
 
 def write_sample(
-    drawn: Iterable[int], prompt: list[int], trained: TrainedModel, write: Write
+    drawn: Iterable[int], prompt: list[int], trained: TrainedModel, stop: str | None, write: Write
 ) -> list[int]:
-    """Write a sample while it is drawn; return its tokens."""
+    """Write a sample while it is drawn, up to the token that completes the stop; return its tokens."""
     decoder = StreamDecoder(trained.vocabulary)
     decoder.feed(prompt)
     tokens = []
+    text = ""
     for token in drawn:
         tokens.append(token)
-        write(visible(decoder.feed([token])))
+        piece = decoder.feed([token])
+        write(visible(piece))
+        text += piece
+        if stop is not None and stop in text:
+            break
     write(f"{visible(decoder.finish())}\n")
     return tokens
 

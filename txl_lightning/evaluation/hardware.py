@@ -124,7 +124,11 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager:
         precision: from `chosen_precision`.
         device: the model's device.
     """
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16-mixed")
+    return torch.autocast(
+        device.type,
+        torch.bfloat16,
+        enabled=precision == "bf16-mixed",
+    )
 
 
 def useful_threads(config: Config, model: Model) -> int:

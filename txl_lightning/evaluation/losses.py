@@ -22,7 +22,6 @@ from tqdm import tqdm
 from txl_lightning.data.streams import Streams
 from txl_lightning.model.language_model import LanguageModel
 
-NORMAL_95 = 1.96  # standard errors on either side of a mean
 PROGRESS_SECONDS = 20.0  # between two progress lines where there is no terminal
 
 Array = NDArray[np.float64]
@@ -75,7 +74,11 @@ def stream_losses(
     state = None
     for index in with_progress(range(n_segments), n_segments, title):
         segment = streams[index]
-        nll_BT, state = model.score(segment.tokens.to(device), segment.targets.to(device), state)
+        nll_BT, state = model.score(
+            segment.tokens.to(device),
+            segment.targets.to(device),
+            state,
+        )
         losses.append(nll_BT.cpu().numpy())
         positions.append(streams.positions(index))
     nll_P = np.concatenate(losses, axis=1).ravel()
@@ -143,7 +146,11 @@ def text_units(
     """
     if sentences is None:
         return positions // block_len, f"blocks of {block_len:,} tokens"
-    return np.searchsorted(sentences, positions, side="left") - 1, "sentences"
+    return np.searchsorted(
+        sentences,
+        positions,
+        side="left",
+    ) - 1, "sentences"
 
 
 def standard_error(values_P: NDArray[np.floating], units_P: Integers) -> tuple[float | None, int]:

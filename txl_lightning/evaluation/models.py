@@ -74,7 +74,12 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
         if name != "name":
             known = ", ".join(variant_options) or "none"
             allowed = f"unknown option for variant={config.variant['name']}; it has {known}"
-            require(name in variant_options, f"variant.{name}", value, allowed)
+            require(
+                name in variant_options,
+                f"variant.{name}",
+                value,
+                allowed,
+            )
             values[name] = value
     if is_recurrent:
         carries = f"{config.model.name} always carries its state"
@@ -90,7 +95,11 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
     except OptionError as error:
         options.setdefault(VARIABLE, VARIABLE)
         option = options.get(error.option, f"model.{error.option}")
-        raise OptionError(option.removesuffix(".name"), error.value, error.allowed) from error
+        raise OptionError(
+            option.removesuffix(".name"),
+            error.value,
+            error.allowed,
+        ) from error
 
 
 def _check_abilities(config: Config, model: Any) -> None:
@@ -104,7 +113,12 @@ def _check_abilities(config: Config, model: Any) -> None:
     )
     for option, value, ability in asked:
         why = f"is not possible with variant={config.variant.get('name')}: {cannot.get(ability)}"
-        require(not value or ability not in cannot, option, value, why)
+        require(
+            not value or ability not in cannot,
+            option,
+            value,
+            why,
+        )
 
 
 def make_model(config: Config, vocab_size: int) -> Model:

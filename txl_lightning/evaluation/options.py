@@ -40,7 +40,14 @@ class PrecisionOptions(MachineOptions):
             this machine.
     """
 
-    precision: Annotated[str, one_of("32-true", "bf16-mixed", "auto")] = "32-true"
+    precision: Annotated[
+        str,
+        one_of(
+            "32-true",
+            "bf16-mixed",
+            "auto",
+        ),
+    ] = "32-true"
 
 
 @dataclass(kw_only=True)
@@ -162,6 +169,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
 
     Args:
         prompt: text to continue, for token ids their names or numbers; null to continue tokens from a corpus.
+        prompt_ids: token ids to continue; instead of `prompt`.
         context: how many consecutive tokens from the corpus to continue; instead of `prompt`.
         position: where the first of these tokens stands in the split.
         split: train, valid or test, for `context`; null for test, or for another text (`data_path`) as a whole.
@@ -170,6 +178,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
         top_k: draw from the k most probable tokens; null for all.
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
         temperature: divides the logits.
+        stop: text: a sample ends with the token that completes it; null for none.
         seed: seed for the first sample; the next sample has seed + 1.
         mem_len: memory length in tokens; null for the length in the run's evaluation. A run without recurrence then
             recomputes a window as long as its training segment for every token. Distances beyond training's longest are
@@ -177,6 +186,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     """
 
     prompt: str | None = None
+    prompt_ids: list[int] | None = None
     context: Count | None = None
     position: Length = 0
     split: Annotated[str, one_of(*SPLITS)] | None = None
@@ -185,6 +195,7 @@ class GenerateOptions(PrecisionOptions, CheckpointOptions):
     top_k: int | None = 40
     top_p: float = 1.0
     temperature: float = 1.0
+    stop: str | None = None
     seed: Seed = 1
     mem_len: Count | None = None
 
@@ -208,7 +219,15 @@ class ConvertOptions(Config):
     """
 
     source: str = MISSING
-    source_format: Annotated[str, one_of("original", "huggingface", "tensorflow", "txl")] = MISSING
+    source_format: Annotated[
+        str,
+        one_of(
+            "original",
+            "huggingface",
+            "tensorflow",
+            "txl",
+        ),
+    ] = MISSING
     target: str = MISSING
     target_format: str = MISSING
     memory_start: str | None = None

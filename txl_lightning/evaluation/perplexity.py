@@ -81,13 +81,22 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     if options.attention_lengths is not None:
         unit = loss_unit(corpus.vocabulary.level)
         entries = select_length(splits, protocol, options.attention_lengths, score, unit)
-        draw_sweep(entries[CHOSEN_ON]["sweep"], unit, corpus.name, directory)
+        draw_sweep(
+            entries[CHOSEN_ON]["sweep"],
+            unit,
+            corpus.name,
+            directory,
+        )
     else:
         has_lengths = given_lengths(options).keys() - {"batch_size", "max_segments"}
         for split in splits:
             entries[split] = score(protocol, split)
             if has_lengths:
-                entries[split]["init"] = score(protocol.at_training_lengths(), split, "_init")
+                entries[split]["init"] = score(
+                    protocol.at_training_lengths(),
+                    split,
+                    "_init",
+                )
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
@@ -149,7 +158,14 @@ def select_length(
 
     def row(name: str, split: str) -> dict[str, Any]:
         length, at_length = tried[name]
-        return {"attention_length": length, **score(at_length, split, f"_{name}")}
+        return {
+            "attention_length": length,
+            **score(
+                at_length,
+                split,
+                f"_{name}",
+            ),
+        }
 
     sweep = {name: row(name, CHOSEN_ON) for name in tried}
     best = min(sweep, key=lambda name: sweep[name][unit])
@@ -181,7 +197,13 @@ def draw_sweep(sweep: Sequence[dict[str, Any]], unit: str, corpus: str, director
     curve = (lengths, [losses[length] for length in lengths])
     title = f"Loss by attention length, {corpus}"
     stem = directory / "attention_lengths"
-    line_figure(stem, {CHOSEN_ON: curve}, "attention length (tokens)", UNITS[unit].name, title)
+    line_figure(
+        stem,
+        {CHOSEN_ON: curve},
+        "attention length (tokens)",
+        UNITS[unit].name,
+        title,
+    )
 
 
 def score_split(

@@ -55,7 +55,11 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
     set_threads(options.num_threads)
     torch.manual_seed(options.seed)
     model = random_model(options).to(device)
-    text_1n = torch.randint(VOCABULARY, (1, options.segment_len + 1), device=device)
+    text_1n = torch.randint(
+        VOCABULARY,
+        (1, options.segment_len + 1),
+        device=device,
+    )
     schemes = {}
     for length in sorted(options.attention_lengths):
         for name, scheme in make_schemes(model, length, text_1n).items():
@@ -88,7 +92,12 @@ def random_model(options: SpeedOptions) -> TransformerXL:
         OptionError: the sizes do not fit each other, or the machine.
     """
     divides = options.d_model % options.n_head == 0
-    require(divides, "n_head", options.n_head, f"must divide d_model, which is {options.d_model}")
+    require(
+        divides,
+        "n_head",
+        options.n_head,
+        f"must divide d_model, which is {options.d_model}",
+    )
     config = TransformerXLConfig(
         vocab_size=VOCABULARY,
         n_layer=options.n_layer,
@@ -120,7 +129,11 @@ class Scheme:
         """Return the segment's losses, [1, segment_len], in nats."""
         tokens_1T = self.text_1n[:, :-1]
         targets_1T = self.text_1n[:, 1:]
-        nll_1T, self.state = self.model.score(tokens_1T, targets_1T, self.state)
+        nll_1T, self.state = self.model.score(
+            tokens_1T,
+            targets_1T,
+            self.state,
+        )
         return nll_1T
 
     def seconds_per_token(self) -> float:
@@ -129,7 +142,11 @@ class Scheme:
         The segments before the timed ones refill the CPU's cache after another scheme's turn.
         """
         threads = torch.get_num_threads()
-        timer = Timer("read()", globals={"read": self.read}, num_threads=threads)
+        timer = Timer(
+            "read()",
+            globals={"read": self.read},
+            num_threads=threads,
+        )
         n_tokens = self.text_1n.shape[1] - 1
         return timer.blocked_autorange(min_run_time=TURN_SECONDS).median / n_tokens
 
@@ -153,9 +170,18 @@ def make_schemes(model: TransformerXL, attention_len: int, text_1n: Tensor) -> d
         "memory_reset": "never",
         "extra_key": False,
     }
-    absolute = replace(model.config, encoding="absolute", terms="a", mem_len=0)
+    absolute = replace(
+        model.config,
+        encoding="absolute",
+        terms="a",
+        mem_len=0,
+    )
     vanilla = SlidingWindow(TransformerXL(absolute).to(text_1n.device).eval(), attention_len)
-    window_1L = torch.randint(VOCABULARY, (1, attention_len), device=text_1n.device)
+    window_1L = torch.randint(
+        VOCABULARY,
+        (1, attention_len),
+        device=text_1n.device,
+    )
     return {
         "vanilla": Scheme(vanilla, text_1n[:, :2], window_1L),
         "hidden": Scheme(model.with_lengths(**lengths), text_1n),

@@ -263,7 +263,11 @@ def naming(option: str, path: str | Path) -> Iterator[None]:
         raise OptionError(option, path, str(error)) from error
     except Exception as error:  # from any library that reads a file which somebody else wrote
         words = f"cannot be used ({type(error).__name__}: {error})".split()
-        raise OptionError(option, path, " ".join(words)[:300]) from error
+        raise OptionError(
+            option,
+            path,
+            " ".join(words)[:300],
+        ) from error
 
 
 def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
@@ -361,7 +365,11 @@ def _text_options(trained: TrainedModel, data_path: Any) -> tuple[FileData, bool
     run = trained.config.data
     text = file_data(run, data_path, trained.vocabulary.level)
     dtype = text.dtype or getattr(run, "dtype", None)
-    own = replace(text, dtype=dtype, column=text.column or getattr(run, "column", None))
+    own = replace(
+        text,
+        dtype=dtype,
+        column=text.column or getattr(run, "column", None),
+    )
     # Errors and notices come when the text is loaded.
     with suppress(UserError), redirect_stderr(io.StringIO()):
         if corpus_source(own)[1] == trained.corpus:

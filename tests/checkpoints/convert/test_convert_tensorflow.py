@@ -40,9 +40,14 @@ def convert(tmp_path: Path) -> Convert:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A folder like those of the published models: `model/` with a checkpoint, `data/` with its words."""
-    read = {f"model/{path.name}": path.read_bytes() for path in REFERENCE.glob("model.ckpt-0.*")}
-    files(tmp_path / "published", {**read, "data/vocab": words(V)})
-    return tmp_path / "published"
+    folder = tmp_path / "published"
+    files(folder, {"data/vocab": words(V)})
+    shutil.copytree(
+        REFERENCE,
+        folder / "model",
+        ignore=shutil.ignore_patterns("config.json"),
+    )
+    return folder
 
 
 TO_TXL = ("tensorflow", "a.ckpt", "txl", "data.level=word")
@@ -50,19 +55,21 @@ TO_TXL = ("tensorflow", "a.ckpt", "txl", "data.level=word")
 
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda path: path.name)
 def test_evaluation_of_the_references(convert, tmp_path, reference):
-    shutil.copytree(reference, tmp_path / "source")
+    source = tmp_path / "source"
+    shutil.copytree(reference, source)
     flags = json.loads((reference / "config.json").read_text())
-    (tmp_path / "source/vocab").write_text(words(flags["n_token"]))
-    vocabulary = f"vocabulary={tmp_path / 'source/vocab'}"
-    target = convert(tmp_path / "source", *TO_TXL, vocabulary)
-    trained = load_trained(target)
-    direct = from_tensorflow(dict(np.load(reference / "weights.npz")), flags).state_dict()
-    assert all(
-        torch.equal(tensor, direct[name]) for name, tensor in trained.model.state_dict().items()
+    (source / "vocab").write_text(words(flags["n_token"]))
+    target = convert(
+        source,
+        *TO_TXL,
+        f"vocabulary={source / 'vocab'}",
     )
+    found = load_trained(target).model.state_dict()
+    direct = from_tensorflow(dict(np.load(reference / "weights.npz")), flags).state_dict()
+    torch.testing.assert_close(found, direct, rtol=0, atol=0)
     settings = evaluated(target, tmp_path, splits=["test"], max_segments=4)["evaluation"]
-    own = {name: flags[name] for name in ("mem_len", "same_length", "clamp_len")}
-    assert settings.items() >= own.items()
+    for name in ("mem_len", "same_length", "clamp_len"):
+        assert settings[name] == flags[name]
 
 
 def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(convert, small):
@@ -77,32 +84,26 @@ def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(conve
 
 
 def test_lengths_of_the_options_replace_the_flags(convert, small):
-    (small / "model/config.json").write_text(
-        json.dumps({"mem_len": 5, "same_length": True, "clamp_len": 3})
-    )
-    target = convert(
-        small, *TO_TXL, f"vocabulary={small / 'data/vocab'}", "mem_len=7", "clamp_len=-1"
-    )
-    config = load_trained(target).model.config
+    flags = {"mem_len": 5, "same_length": True, "clamp_len": 3}
+    (small / "model/config.json").write_text(json.dumps(flags))
+    more = (f"vocabulary={small / 'data/vocab'}", "mem_len=7", "clamp_len=-1")
+    config = load_trained(convert(small, *TO_TXL, *more)).model.config
     assert (config.mem_len, config.same_length, config.clamp_len) == (7, True, -1)
     assert (config.extra_key, config.memory_start) == (True, "zeros")
 
 
 def test_errors_of_a_folder_are_one_clear_line(convert, small, tmp_path):
-    def refuse(message, *words, source=small):
+    def refuse(source, message, *options):
         with pytest.raises(UserError, match=message) as caught:
-            convert(source, "tensorflow", "y.ckpt", "txl", "data.level=word", *words)
+            convert(source, "tensorflow", "y.ckpt", "txl", "data.level=word", *options)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "y.ckpt").exists()
 
     files(tmp_path, {"two/a.index": "", "two/b.index": ""})
-    refuse(r"mem_len=None: must be given, since there is no config.json")
+    refuse(small, r"mem_len=None: must be given, since there is no config.json")
     for place, n in (("nowhere", 0), ("published/data", 0), ("two", 2)):
-        refuse(
-            f"source=.*: must be a checkpoint of TensorFlow .*; {n} found",
-            *LENGTHS,
-            source=tmp_path / place,
-        )
+        words = f"source=.*: must be a checkpoint of TensorFlow .*; {n} found"
+        refuse(tmp_path / place, words, *LENGTHS)
 
 
 def test_symbols_as_the_papers_code_prepares_them(tmp_path):

@@ -7,58 +7,51 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints.convert.test_convert_command import composed
+from tests.checkpoints.convert.test_convert_command import convert_with
 from tests.training.small_run import trained
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.convert import run
 
 QKV = "layers.0.dec_attn.qkv_net.weight"
 
 
 def convert(**options: Any) -> None:
-    words = [f"{name}={value}" for name, value in options.items()]
-    run(
-        OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words))),
-        Path(),
-    )
+    convert_with(*(f"{name}={value}" for name, value in options.items()))
 
 
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
     checkpoint = trained("trainer.max_steps=1") / "run/checkpoints/last.ckpt"
-    convert(
-        source=checkpoint, source_format="txl", target=tmp_path / "there", target_format="original"
-    )
+    formats = {"source_format": "txl", "target_format": "original"}
+    convert(source=checkpoint, target=tmp_path / "there", **formats)
     return tmp_path / "there"
 
 
 def refused(source: Path, **options: Any) -> str:
+    """Return the line that ends a conversion; it writes nothing."""
     target = source.parent / "back.ckpt"
+    formats = {"source_format": "original", "target_format": "txl"}
     with pytest.raises(OptionError) as caught:
-        convert(
-            source=source, source_format="original", target=target, target_format="txl", **options
-        )
-    assert (target.exists(), "\n" in str(caught.value)) == (False, False)
+        convert(source=source, target=target, **formats, **options)
+    assert not target.exists()
+    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "words"),
-    [
-        (QKV, lambda x: x * torch.nan, rf"has weights that are not finite ({QKV})"),
-        (QKV, lambda x: x.int(), "has numbers of type torch.int32"),
-        (QKV, lambda x: torch.tensor(1.0), "has shape []"),
-    ],
-)
-def test_weights(original, name, change, words):
-    weights = load_file(original / "model.safetensors")
-    save_file(
-        {**weights, name: change(weights[name]).contiguous()},
-        original / "model.safetensors",
-    )
+WEIGHTS = [
+    (lambda x: x * torch.nan, rf"has weights that are not finite ({QKV})"),
+    (lambda x: x.int(), "has numbers of type torch.int32"),
+    (lambda x: torch.tensor(1.0), "has shape []"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), WEIGHTS)
+def test_weights(original, change, words):
+    path = original / "model.safetensors"
+    weights = load_file(path)
+    weights[QKV] = change(weights[QKV]).contiguous()
+    save_file(weights, path)
     assert re.match(rf"source={original}: .*{re.escape(words)}", refused(original))
 
 
