@@ -35,7 +35,7 @@ help-tests:
 	@echo "make test-isa       test-avx2, then test-numerics with SSE4.2 instructions only: 4 minutes"
 	@echo "make test-pythons [SUITE=test] [PYTHONS='python3.12 …']   a suite with each Python of this machine: 9 minutes each"
 	@echo "make test-hf | test-triton   optional libraries, in separate environments: 1 minute; 3 minutes"
-	@echo "make test-hf-all    every causal model type in transformers: 15 minutes"
+	@echo "make test-hf-all    every causal model type in transformers: 10 minutes"
 	@echo "make test-crossings   other loggers, launchers and papermill, in a separate environment"
 
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.

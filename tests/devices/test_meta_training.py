@@ -50,11 +50,7 @@ def segment(number: int) -> Batch:
     )
 
 
-def train(
-    module: LanguageModelModule,
-    optimizer: torch.optim.Optimizer,
-    n_groups: int = 1,
-) -> None:
+def train(module: LanguageModelModule, optimizer: torch.optim.Optimizer, n_groups: int = 1) -> None:
     """Two steps as Lightning does them."""
     for number in (1, 2):
         batch = segment(number)

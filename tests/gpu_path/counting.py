@@ -57,13 +57,7 @@ class Launches(TorchDispatchMode):
         """Bytes of all tensors that were written."""
         return sum(size * n for size, n in self.sizes.items())
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name not in VIEWS and not name.startswith(("empty", "new_empty", "_record_function")):

@@ -33,13 +33,7 @@ class LeadingDimensions(TorchDispatchMode):
         super().__init__()
         self.found: set[int] = set()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in ("bmm", "baddbmm", "mm", "addmm"):
             matrices = [x for x in (*args, result) if isinstance(x, Tensor) and x.ndim > 1]

@@ -27,13 +27,7 @@ class CopiesToGpu(TorchFunctionMode):
         self.n = self.waits = 0
         self.pinned: list[torch.Tensor] = []
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "pin_memory":

@@ -89,11 +89,7 @@ def heads(problem: Problem, attend: Attend, dtype: torch.dtype) -> dict[str, Ten
         return {"output": attend(problem.inputs(problem.tensors(dtype)))}
 
 
-def heads_and_gradients(
-    problem: Problem,
-    attend: Attend,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
+def heads_and_gradients(problem: Problem, attend: Attend, dtype: torch.dtype) -> dict[str, Tensor]:
     """The heads that a function returns, and the gradients of all its inputs by name."""
     tensors = problem.tensors(dtype)
     for tensor in tensors.values():

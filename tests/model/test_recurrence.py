@@ -31,11 +31,7 @@ architectures = st.fixed_dictionaries({"pre_norm": st.booleans(), "untie_biases"
 clamps = st.sampled_from([-1, 0, 1, 3])
 
 
-def scored(
-    model: Any,
-    segments: list[int],
-    static: bool = False,
-) -> tuple[Tensor, Memory]:
+def scored(model: Any, segments: list[int], static: bool = False) -> tuple[Tensor, Memory]:
     """Losses of two streams that are cut into these segments, and the last memory."""
     stream = random_stream(2, sum(segments) + 1)
     return score_segments(

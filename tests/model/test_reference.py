@@ -81,12 +81,7 @@ class Reference:
             results.append(model.score(tokens, targets, memory))
         return results
 
-    def assert_states(
-        self,
-        segment: int,
-        memory: Memory,
-        close: dict[str, float],
-    ) -> None:
+    def assert_states(self, segment: int, memory: Memory, close: dict[str, float]) -> None:
         """The memory after a segment holds the states that the other implementation kept."""
         expected = self.under(f"memory/{segment}/")
         assert len(expected) == (self.config["n_layer"] if self.config["mem_len"] else 0)

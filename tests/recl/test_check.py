@@ -51,9 +51,7 @@ def load(model: Any, monkeypatch: pytest.MonkeyPatch) -> Member:
     return checked(member, TOKENS, [8, 16, 64])
 
 
-def test_a_function_that_keeps_to_the_interface_reads_bytes(
-    monkeypatch,
-):
+def test_a_function_that_keeps_to_the_interface_reads_bytes(monkeypatch):
     member = load(Scored(right), monkeypatch)
     text = member.tokenize("aé".encode())
     assert text.tokens.tolist() == [97, 0xC3, 0xA9]
@@ -98,12 +96,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("model", "words"), FAULTS)
-def test_a_fault_of_a_model_is_named(
-    model,
-    words,
-    monkeypatch,
-    tmp_path,
-):
+def test_a_fault_of_a_model_is_named(model, words, monkeypatch, tmp_path):
     monkeypatch.setattr(
         sys.modules[__name__],
         "make",

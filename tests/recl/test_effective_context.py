@@ -74,13 +74,7 @@ THRESHOLDS = st.sampled_from([0.001, 0.01, 0.05, 0.3])
     FRACTIONS,
     THRESHOLDS,
 )
-def test_appendix_c(
-    seed,
-    shape,
-    grid,
-    r,
-    threshold,
-):
+def test_appendix_c(seed, shape, grid, r, threshold):
     """Shapes are models, contexts, positions."""
     n_models, n_contexts, _ = shape
     generator = np.random.default_rng(seed)

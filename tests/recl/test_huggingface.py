@@ -106,13 +106,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("kind", "options", "limit", "reason"), LIMITS)
-def test_only_a_table_of_positions_limits_a_model(
-    kind,
-    options,
-    limit,
-    reason,
-    tmp_path,
-):
+def test_only_a_table_of_positions_limits_a_model(kind, options, limit, reason, tmp_path):
     loaded = load(save_tiny(tmp_path, kind, **options))
     assert loaded.reader.limit == limit
     assert str(loaded.findings["limit_reason"]).startswith(str(reason))
@@ -211,12 +205,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("normalizer", "text", "read"), CHANGES)
-def test_a_tokenizer_that_changes_the_text_stands_in_the_result(
-    normalizer,
-    text,
-    read,
-    tmp_path,
-):
+def test_a_tokenizer_that_changes_the_text_stands_in_the_result(normalizer, text, read, tmp_path):
     folder = save_tiny(tmp_path / "model", "llama")
     change(folder, "tokenizer.json", normalizer=normalizer)
     result = measured(
@@ -251,11 +240,7 @@ UNUSABLE = [
 
 
 @pytest.mark.parametrize(("changes", "words"), UNUSABLE)
-def test_a_folder_without_a_usable_model_gives_one_line(
-    changes,
-    words,
-    tmp_path,
-):
+def test_a_folder_without_a_usable_model_gives_one_line(changes, words, tmp_path):
     folder = save_tiny(tmp_path, "llama")
     change(folder, "config.json", **changes)
     with pytest.raises(
@@ -279,12 +264,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("named", "file", "words"), FILES)
-def test_what_is_no_model_is_named_with_what_to_do(
-    named,
-    file,
-    words,
-    tmp_path,
-):
+def test_what_is_no_model_is_named_with_what_to_do(named, file, words, tmp_path):
     (tmp_path / file).write_text("{}")
     fault = f"models=hf:{tmp_path / named}: has no config.json, and is {words}"
     with pytest.raises(OptionError, match=fault):

@@ -48,12 +48,7 @@ def checked_member(folder: Path, kind: str, options: dict[str, Any], contexts: l
 
 
 @pytest.mark.parametrize(("kind", "options", "one_pass"), KINDS)
-def test_losses_are_those_of_fresh_windows(
-    kind,
-    options,
-    one_pass,
-    tmp_path,
-):
+def test_losses_are_those_of_fresh_windows(kind, options, one_pass, tmp_path):
     """Dynamic NTK rotates otherwise beyond the positions of its config, 100, which are no limit."""
     member = checked_member(tmp_path, kind, options, CONTEXTS)
     assert member.reader.limit is None
@@ -71,11 +66,7 @@ def test_losses_are_those_of_fresh_windows(
     ("length", "one_pass"),
     [(39, True), (100, False), (240, True)],
 )
-def test_a_change_at_a_length_is_seen_between_the_contexts(
-    length,
-    one_pass,
-    tmp_path,
-):
+def test_a_change_at_a_length_is_seen_between_the_contexts(length, one_pass, tmp_path):
     """Beyond the grid or below it, all windows are rotated alike."""
     original = {"original_max_position_embeddings": length}
     options = {**original, "rope_parameters": {**LONGROPE, **original}}

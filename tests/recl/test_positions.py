@@ -16,11 +16,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("n_positions", "n_blocks", "block_sizes"), SIZES)
-def test_blocks_are_four_grids_wide_or_thirty(
-    n_positions,
-    n_blocks,
-    block_sizes,
-):
+def test_blocks_are_four_grids_wide_or_thirty(n_positions, n_blocks, block_sizes):
     contexts = list(range(16, 257, 16))
     positions, blocks = position_blocks(1_000_000, n_positions, contexts)
     sizes = np.bincount(blocks)
@@ -41,13 +37,7 @@ SEEDS = st.none() | st.integers(0, 99)
 
 
 @given(N_TOKENS, STEPS, N_CONTEXTS, SHARES, SEEDS)
-def test_positions_are_in_order(
-    n_tokens,
-    step,
-    n_contexts,
-    share,
-    seed,
-):
+def test_positions_are_in_order(n_tokens, step, n_contexts, share, seed):
     contexts = [2 + step * i for i in range(n_contexts)]
     available = n_tokens - contexts[-1]
     if available < 1:

@@ -111,10 +111,7 @@ def lines_of(axes: Axes) -> dict[str, Any]:
     }
 
 
-def test_figures_show_the_values_and_a_model_has_one_colour(
-    drawn,
-    tmp_path,
-):
+def test_figures_show_the_values_and_a_model_has_one_colour(drawn, tmp_path):
     found = results()
     draw_figures(found, tmp_path)
     axes = {name: figure.axes[0] for name, figure in drawn.items() if name.endswith(".png")}

@@ -29,9 +29,7 @@ class Keeper(Callback):
         return {"best": np.float64(0.5)}
 
 
-def test_a_state_that_could_not_be_read_again_ends_the_run_at_its_first_checkpoint(
-    tmp_path,
-):
+def test_a_state_that_could_not_be_read_again_ends_the_run_at_its_first_checkpoint(tmp_path):
     config = tiny_config(tmp_path, f"callbacks.keeper={{_target_: {__name__}.Keeper}}")
     with pytest.raises(UserError, match=r"^callbacks: the state of one holds more than"):
         train(config, tmp_path / "run")

@@ -27,9 +27,7 @@ def test_a_seed_repeats_a_run_however_often_validated(tmp_path, monkeypatch):
     assert losses[12] != losses[24]
 
 
-def test_training_begins_where_its_seed_says_and_evaluation_at_the_first_token(
-    tmp_path,
-):
+def test_training_begins_where_its_seed_says_and_evaluation_at_the_first_token(tmp_path):
     firsts = []
     for words in ("seed=1", "data.random_start=true seed=1", "data.random_start=true seed=2"):
         data = make_data(tiny_config(tmp_path, *words.split()))
