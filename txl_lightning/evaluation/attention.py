@@ -133,7 +133,7 @@ class AttentionMaps(NamedTuple):
     Args:
         by_distance: for `all` terms and each single term, [R, L]: share of attention at the distances 0, …, L - 1;
             every row sums to 1.
-        mean_distance_NH: mean of Σ_j P_ij (i - j), in tokens, over these distances.
+        mean_distance_NH: mean of Σ_j P_ij (i - j), in tokens, over all distances, also beyond L.
         queries: queries in the average.
         text: attention in the middle segment.
     """
@@ -173,20 +173,14 @@ def attention_inputs(
     return recorded, memory
 
 
-def sums_by_distance(weights_HBTK: Tensor, counted_BT: Tensor, reach: int) -> Tensor:
-    """Return sums over the counted queries by distance 0, …, reach - 1, [H, reach], in float64."""
+def sums_by_distance(weights_HBTK: Tensor, counted_BT: Tensor, n_distances: int) -> Tensor:
+    """Return sums over the counted queries by distance, [H, n_distances], in float64."""
     weights_HTK = (weights_HBTK * counted_BT[:, :, None]).sum(dim=1, dtype=torch.float64)
     H, T, K = weights_HTK.shape
     keys_K = torch.arange(K, device=weights_HTK.device)
-    distances_TK = (keys_K[K - T :, None] - keys_K).clamp(
-        0, reach
-    )  # keys after a query have no weight
-    sums = weights_HTK.new_zeros(H, reach + 1)
-    return sums.index_add_(
-        1,
-        distances_TK.flatten(),
-        weights_HTK.flatten(1),
-    )[:, :reach]
+    distances_TK = (keys_K[K - T :, None] - keys_K).clamp(min=0)  # keys after a query: no weight
+    sums = weights_HTK.new_zeros(H, n_distances)
+    return sums.index_add_(1, distances_TK.flatten(), weights_HTK.flatten(1))
 
 
 def counted_queries(inputs: AttentionInputs, reach: int, n_before: int) -> Tensor:
@@ -205,7 +199,7 @@ def attention_maps(
 
     Averaged are the queries that see all L distances: L = M + 1, or with `same_length` M (with `extra_key` M + 1).
     The piece of text has 24 targets, or a shorter segment's.
-    Takes O(N·H·L) float64 numbers besides one batch.
+    Takes O(N·H·(M + T)) float64 numbers besides one batch.
 
     Args:
         model: model with a memory and without extended context, in evaluation mode.
@@ -219,8 +213,9 @@ def attention_maps(
     reach = config.attention_len or config.mem_len + 1
     terms = [term for term in SCORES if term in config.active_terms]
     device = device_of(model)
-    shape = (1 + len(terms), config.n_layer, config.n_head, reach)
-    sums_PNHL = torch.zeros(shape, dtype=torch.float64, device=device)
+    n_distances = config.mem_len + streams.segment_len
+    shape = (1 + len(terms), config.n_layer, config.n_head, n_distances)
+    sums_PNHS = torch.zeros(shape, dtype=torch.float64, device=device)
     n_queries = 0
     memory = None
     n_segments = min(len(streams), max_segments or len(streams))
@@ -238,16 +233,22 @@ def attention_maps(
             counted_BT = counted_BT.expand(inputs.hidden_BTD.shape[:2])
             for place, term in enumerate([None, *terms]):
                 weights_HBTK = attention.logits(*inputs, terms=term).softmax(-1)
-                sums_PNHL[place, layer] += sums_by_distance(weights_HBTK, counted_BT, reach)
+                sums_PNHS[place, layer] += sums_by_distance(weights_HBTK, counted_BT, n_distances)
         n_queries += int(counted_BT.sum())
     allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
     require(n_queries > 0, "mem_len", config.mem_len, allowed)
-    shares_PNHL = (sums_PNHL / sums_PNHL.sum(dim=-1, keepdim=True)).cpu().numpy()
+    sums = sums_PNHS.cpu().numpy()
     by_distance = {}
-    for place, name in enumerate(["all", *terms]):
-        by_distance[name] = shares_PNHL[place].reshape(-1, reach)
-    mean_distance_NH = shares_PNHL[0] @ np.arange(reach)
+    for name, sums_NHS in zip(["all", *terms], sums, strict=True):
+        by_distance[name] = shares(sums_NHS[:, :, :reach])
+    mean_distance_NH = sums[0] @ np.arange(n_distances) / n_queries
     return AttentionMaps(by_distance, mean_distance_NH, n_queries, text)
+
+
+def shares(sums_NHL: Array) -> Array:
+    """Return sums for N·H heads as rows that sum to 1, [N·H, L]."""
+    rows = sums_NHL.reshape(-1, sums_NHL.shape[-1])
+    return rows / rows.sum(axis=1, keepdims=True)
 
 
 def text_attention(recorded: Recorded, streams: Streams, index: int) -> TextAttention:
