@@ -148,10 +148,14 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
         with naming(OPTION, f"{path}, row {len(rows)}"):
             if isinstance(row, Exception):
                 raise row
-            continuation = encode_pair(trained, row["context"], row["continuation"])
+            texts: Any = [dict(row).get(column) for column in ("context", "continuation")]
+            if not all(isinstance(text, str) for text in texts):
+                raise UserError("must have a text in each of the columns context and continuation")
+            continuation = encode_pair(trained, *texts)
             if continuation.n_scored < 1:
                 raise UserError("has no token to score; after an empty context the first is not")
         continuations.append(continuation)
+    require(bool(rows), OPTION, path, "has no row")
     nats_by_context: dict[str, list[float]] = {}
     likelihoods = score_continuations(protocol, continuations)
     for row, likelihood in zip(rows, likelihoods, strict=True):
@@ -160,7 +164,7 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
     for row, likelihood in zip(rows, likelihoods, strict=True):
         rank = sorted(nats_by_context[row["context"]]).index(likelihood.nats) + 1
         scored = {**row, **likelihood._asdict(), "rank": rank}
-        lines += json.dumps(scored, ensure_ascii=False) + "\n"
+        lines += json.dumps(scored, ensure_ascii=False, default=str) + "\n"
     write_text(directory / TABLE, lines)
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
