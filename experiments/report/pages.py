@@ -109,7 +109,7 @@ def introduction(results: Results) -> str:
     if runs:
         models = f"{len(runs)} models of {runs[0]['parameters'] / 1e6:.1f}M parameters"
         tokens = f"{runs[0]['tokens']:,} tokens of {_corpus(results)}"
-        trained = f"It trained {models}, each on {tokens} unless a table of the report says otherwise. {pair(results)}"
+        trained = f"It trained {models}, each on {tokens} unless the report's tables say otherwise. {pair(results)}"
     return f"`{results['command']}` {escape(f'{took} {trained}')}"
 
 
@@ -144,8 +144,8 @@ def pair(results: Results) -> str:
                 losses.append(_losses(content, row))
     if len(losses) < 2:
         return ""
-    both = f"with recurrence {losses[0]}; without {losses[1]}"
-    return f"Test results (lower is better; ± is the standard error over seeds): {both}."
+    both = f"with recurrence: {losses[0]}; without recurrence: {losses[1]}"
+    return f"Test results {both}."
 
 
 def _losses(table_6: Results, row: Results) -> str:

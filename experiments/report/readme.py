@@ -26,9 +26,10 @@ BEGIN = "<!-- committed runs begin -->\n"
 END = "\n<!-- committed runs end -->"
 LOSS_CLAIMS = (1, 2, 3, 4, 5, 6, 7)
 EFFECTS = (
-    "The percentage is the gap between the two losses in nats, divided by the loss that the paper "
-    "calls worse. If a claim has several comparisons, the table shows the smallest and the largest "
-    "gap. Claims 8 to 10 do not compare losses. –: the paper gives no losses to compare."
+    "A verdict without a count applies to all comparisons of the claim; those not counted are "
+    "undecided. Percentages say how much lower the loss (in nats) is in the setting that wins in "
+    "the paper; a range covers all comparisons. –: the paper has no losses to compare. Test "
+    "results: lower is better; ±: standard error over seeds."
 )
 
 

@@ -55,7 +55,7 @@ STORED: dict[
     "saved/": lambda folder: datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(
         folder / "saved"
     ),
-    "events.log": lambda folder: files(folder, {"events.log": TEXT}),
+    "events.json": lambda folder: files(folder, {"events.json": TEXT}),
     "photo.bmp": lambda folder: files(folder, {"photo.bmp": TEXT}),
     "notes.npy": lambda folder: np.save(folder / "notes.npy", IDS),
     "train.bin": lambda folder: IDS.tofile(folder / "train.bin"),
