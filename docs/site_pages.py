@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     "*.md",
     "docs/*.md",
+    "docs/*.css",
     "docs/*.json",
     "docs/upstream/README.md",
     "sweeps/README.md",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import (
@@ -36,7 +36,7 @@ from txl_lightning.data.vocabulary import UNKNOWN, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.options import ConvertOptions
 from txl_lightning.evaluation.trained import load_trained, naming, write_checkpoint
-from txl_lightning.files import new_folder, write_json, write_text
+from txl_lightning.files import new_folder, write_atomically, write_json, write_text
 from txl_lightning.model.checkpoints import (
     from_huggingface,
     from_original,
@@ -92,7 +92,8 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     weights, config = WRITERS[target_format](model)
     copies = {name: tensor.clone().contiguous() for name, tensor in weights.items()}  # no views
     with new_folder(target) as folder:
-        save_file(copies, folder / WEIGHTS[0])
+        content = save(copies)
+        write_atomically(folder / WEIGHTS[0], lambda path: path.write_bytes(content))
         write_json(folder / CONFIG, config)
         if options.source_format == "txl" and target_format == "huggingface":
             write_vocabulary(trained.vocabulary, folder)
@@ -200,13 +201,16 @@ def read_vocabulary(path: str | Path, level: Any) -> Vocabulary:
         symbols = list(dict.fromkeys(filter(None, symbols)))
         if not symbols:
             raise UserError("has no symbols")
-        if level == "byte":
-            symbols = [bytes([int(symbol)]).decode("latin-1") for symbol in symbols]
-        if level == "char":
-            for symbol in set(symbols) - {UNKNOWN}:
-                ord(symbol)  # raises for several characters
-            if " " not in symbols:
-                symbols = [symbol.replace("_", " ") for symbol in symbols]
+        for number, symbol in enumerate(symbols):
+            is_symbol = level == "word" or len(symbol) == 1 or symbol == UNKNOWN
+            if level == "byte":
+                is_symbol = symbol.isdecimal() and int(symbol) < 256
+            if not is_symbol:
+                raise UserError(f"symbol {number}: {symbol!r} is not a {level} (data.level)")
+    if level == "byte":
+        symbols = [chr(int(symbol)) for symbol in symbols]
+    elif level == "char" and " " not in symbols:
+        symbols = [symbol.replace("_", " ") for symbol in symbols]
     return Vocabulary(level, tuple(symbols))
 
 

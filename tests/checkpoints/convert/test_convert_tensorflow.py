@@ -116,11 +116,7 @@ def test_symbols_as_the_papers_code_prepares_them(tmp_path):
     ):
         path.write_text(text)
         assert read_vocabulary(path, level).symbols == symbols
-    for level, symbol, said in (
-        ("byte", "256", r"must be in range\(0, 256\)"),
-        ("byte", "the", "invalid literal .* 'the'"),
-        ("char", "the", "expected a character"),
-    ):
+    for level, symbol in (("byte", "256"), ("byte", "1_0"), ("byte", "the"), ("char", "the")):
         path.write_text(f"1\n{symbol}\n")
-        with pytest.raises(OptionError, match=f"vocabulary=.*: cannot be used .*{said}"):
+        with pytest.raises(OptionError, match=f"symbol 1: '{symbol}' is not a {level}"):
             read_vocabulary(path, level)
