@@ -33,7 +33,7 @@ help-tests:
 	@echo "make test-all       every test, including all combinations of options and long runs: 17 minutes"
 	@echo "make test-avx2      test-numerics with AVX2 instructions only: 1 minute"
 	@echo "make test-isa       test-avx2, then test-numerics with SSE4.2 instructions only: 4 minutes"
-	@echo "make test-pythons [SUITE=test] [PYTHONS='python3.12 …']   a suite with each Python of this machine: 9 minutes each"
+	@echo "make test-pythons [SUITE=test] [PYTHONS='python3.12 …']   a suite with each Python of this machine: 3 minutes each"
 	@echo "make test-hf | test-triton   optional libraries, in separate environments: 1 minute; 3 minutes"
 	@echo "make test-hf-all    every causal model type in transformers: 10 minutes"
 	@echo "make test-crossings   other loggers, launchers and papermill, in a separate environment"
