@@ -26,10 +26,11 @@ BEGIN = "<!-- committed runs begin -->\n"
 END = "\n<!-- committed runs end -->"
 LOSS_CLAIMS = (1, 2, 3, 4, 5, 6, 7)
 EFFECTS = (
-    "A verdict without a count applies to all comparisons of the claim; those not counted are "
-    "undecided. Percentages say how much lower the loss (in nats) is in the setting that wins in "
-    "the paper; a range covers all comparisons. –: the paper has no losses to compare. Test "
-    "results: lower is better; ±: standard error over seeds."
+    "A verdict without a count applies to all comparisons of the claim. Where a cell has counts, "
+    "the other comparisons are undecided. Percentages say how much lower the loss (in nats) is in "
+    "the setting that wins in the paper, for claim 5 how much more the relative encoding gains; a "
+    "range covers all comparisons. –: the paper has no losses to compare. In the test results "
+    "below, lower is better, and ± is a standard error over seeds."
 )
 
 
