@@ -18,11 +18,12 @@ from txl_lightning.data.streams import Streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.attention import (
+    TextAttention,
     attention_inputs,
     attention_maps,
     run,
 )
-from txl_lightning.evaluation.attention_figures import printable
+from txl_lightning.evaluation.attention_figures import draw_text, printable
 from txl_lightning.evaluation.options import AttentionOptions
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -144,6 +145,19 @@ def test_the_piece_of_text_is_the_middle_segment_of_the_first_stream(same_length
         np.testing.assert_allclose(
             piece.weights_NHQC[layer], weights_HQK[:, :, :6], rtol=0, atol=1e-12
         )
+
+
+def test_attention_beyond_the_columns_that_are_drawn(tmp_path: Path) -> None:
+    """The marked 20 % of the tokens may lie before the nearest 256: such a panel stays white."""
+    weights_NHQC = np.full((1, 2, 3, 400), 1e-6)
+    weights_NHQC[0, 0, :, :100] = 0.01
+    weights_NHQC[0, 1, :, -1] = 1.0
+    tokens = np.zeros(400, dtype=np.int64)
+    text = TextAttention(1000, weights_NHQC, tokens[:3], tokens)
+    vocabulary = Vocabulary("char", ("a",))
+    for heads in ([(0, 0)], [(0, 0), (0, 1)]):
+        draw_text(tmp_path / "text", text, vocabulary, heads)
+        assert (tmp_path / "text.svg").read_bytes() != b""
 
 
 def written(runs: SmallRuns, kind: str, directory: Path, **given: Any) -> dict[str, Any]:

@@ -104,14 +104,25 @@ def test_ranks_are_of_rows_with_the_same_context_wherever_they_stand(
     assert rows[0]["rank"] == rows[4]["rank"]
 
 
-TEXTS = "must have a text in each of the columns context and continuation"
 BAD = [
-    ("table.tsv", "context\ttext\na\tb\n", f"row 1: {TEXTS}"),
-    ("table.tsv", "context\tcontinuation\n", "table.tsv: has no row"),
-    ("table.jsonl", '{"context": "a", "continuation": 7}\n', f"row 1: {TEXTS}"),
     ("table.txt", "a\n", "must be a table: .jsonl, .csv, .tsv"),
-    ("table.tsv", "context\tcontinuation\na\tb\na\n", "row 2: cannot be used .*the fields"),
-    ("table.jsonl", '{"context": "line"\n', "row 1: cannot be used .*JSON"),
+    (
+        "table.tsv",
+        "context\ttext\na\tb\n",
+        "column=continuation: must be a column of .*: context, text",
+    ),
+    (
+        "table.tsv",
+        "context\tcontinuation\na\tb\na\n",
+        "row 2 must have a text in the column `context`",
+    ),
+    (
+        "table.jsonl",
+        '{"context": "a", "continuation": 7}\n',
+        "row 1 must have a text in the column `con",
+    ),
+    ("table.jsonl", '{"context": "line"\n', "row 1 must have a text"),
+    ("table.tsv", "context\tcontinuation\n", "has no row"),
     ("table.tsv", "context\tcontinuation\n\ta\n", "row 1: has no token to score; after"),
 ]
 

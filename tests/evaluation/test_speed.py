@@ -1,6 +1,7 @@
 """txl speed: what is timed computes what it should, the arithmetic of its times, the table and the figure."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,21 @@ def test_what_was_measured_is_written(
             assert ratio["rounds"] == within_rounds.tolist()
             row.append(f"{ratio['median']:.0f}")
         assert lines[2 + place].replace(",", "") == f"| {' | '.join(row)} |"
+
+
+class Slow:
+    """Model that takes two milliseconds to read a segment."""
+
+    def score(self, tokens_1T: Any, targets_1T: Any, state: Any) -> Any:
+        time.sleep(0.002)
+        return targets_1T.double(), state
+
+
+@pytest.mark.parametrize("segment_len", [5, 1])
+def test_a_turn_is_timed_per_token(monkeypatch: pytest.MonkeyPatch, segment_len: int) -> None:
+    monkeypatch.setattr(command, "TURN_SECONDS", 0.01)
+    scheme = Scheme(Slow(), torch.arange(segment_len + 1)[None])
+    assert 0.002 <= scheme.seconds_per_token() * segment_len < 2
 
 
 def test_rounds_alternate_the_first_scheme(monkeypatch: pytest.MonkeyPatch) -> None:

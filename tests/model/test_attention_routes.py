@@ -41,7 +41,7 @@ LENGTHS = [
 TABLES = [Problem(terms, table=True) for terms in ("abcd", "abd", "cd", "d")]
 PROBLEMS = [Problem(terms) for terms in SUBSETS] + TABLES + LENGTHS
 NO_DROPOUT = Dropout(0.0)
-EXACT = {"rtol": 0, "atol": 1e-9}
+EXACT = {"rtol": 1e-11, "atol": 1e-11}
 FEW = [Problem("abd"), *TABLES, *LENGTHS]
 SINGLE = {"rtol": 1e-4, "atol": 1e-4}
 

@@ -107,6 +107,12 @@ def test_a_reset_survives_a_file_and_streams_of_which_one_had_none(arm):
     assert torch.equal(model(stream[:, T:], through_a_file(joined))[0], expected)
 
 
+def test_a_reset_leaves_the_given_memory_alone():
+    memory = tiny_model().start_memory(2)
+    assert memory.reset(torch.tensor([True, False])).in_document_B is not None
+    assert memory.in_document_B is None
+
+
 def test_what_cannot_be_reset_is_refused_in_one_line():
     stream = random_stream(B, 2 * T)
     done = torch.tensor([True, False, False])

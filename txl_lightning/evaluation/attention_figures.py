@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SCORES = {"a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
 MOST_COLUMNS = 256
 MOST_LETTERS = 14
+FONT = "DejaVu Sans Mono"  # part of matplotlib
 MARKED_SHARE = 0.2  # context tokens, for each target
 
 
@@ -75,7 +77,9 @@ def heat_maps(
         1,
         squeeze=False,
     )[:, 0].tolist()
-    largest = max(float(values.max()) for values in panels.values())
+    largest = 10 * least  # a panel may be masked as a whole
+    for values in panels.values():
+        largest = max(largest, float(np.ma.filled(values, 0.0).max()))
     norm = LogNorm(least, largest)
     for axes, (name, values) in zip(
         all_axes,
@@ -163,7 +167,7 @@ def draw_text(
         panels[f"layer {layer + 1}, head {head + 1}"] = shown
     figure, all_axes = heat_maps(
         panels,
-        float(text.weights_NHQC.max()) / 1e3,
+        max(float(text.weights_NHQC[head].max()) for head in heads) / 1e3,
         f"Attention on the memory, from token {text.position:,} of the text on",
         (1.0 + max(6.5, 0.1 * len(columns)), 1.5 + 0.115 * len(rows)),
         cmap="Oranges",
@@ -179,7 +183,7 @@ def draw_text(
             length=0,
             pad=2,
             labelsize=6.5,
-            labelfontfamily="monospace",
+            labelfontfamily=FONT,
         )
         axes.set_ylabel("target (token to predict)", fontsize=9)
     axes.set_xlabel("token of the memory, oldest on the left")
@@ -187,10 +191,12 @@ def draw_text(
 
 
 def printable(vocabulary: Vocabulary, token: int) -> str:
-    """Return a token as it is shown: letters beyond Latin-1, which the font may lack, are escapes."""
+    """Return a token in glyphs that the font has, in escapes without them; long words are cut."""
     symbol = vocabulary.decode(without_marks(np.array([token])))
-    word = repr(symbol)[1:-1].encode("latin-1", "backslashreplace").decode("latin-1")
-    word = word.replace(" ", "␣")
+    font = font_manager.get_font(font_manager.findfont(FONT))
+    word = repr(symbol)[1:-1].replace(" ", "␣")
+    if not all(font.get_char_index(ord(letter)) for letter in word):
+        word = ascii(symbol)[1:-1]
     if len(word) > MOST_LETTERS:
         word = f"{word[: MOST_LETTERS - 1]}…"
     return plain_text(word)

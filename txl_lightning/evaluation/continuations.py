@@ -8,7 +8,7 @@ Every row is read from a fresh state, in evaluation's segments, with the state c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 
 from txl_lightning.config.lengths import Lengths
 from txl_lightning.config.schemas import FileData
-from txl_lightning.data.formats import READERS, format_of
+from txl_lightning.data.formats import format_of, read_column
 from txl_lightning.data.streams import Streams
 from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.commands import log_results
@@ -30,6 +30,7 @@ from txl_lightning.files import not_special, write_json, write_text
 
 OPTION = "continuations"
 TABLE = "continuations.jsonl"
+COLUMNS = ("context", "continuation")
 
 
 class Continuation(NamedTuple):
@@ -99,6 +100,8 @@ def score_continuations(
 
 def _score(model: Any, lengths: Lengths, continuation: Continuation) -> Likelihood:
     """Read a text from a fresh state; return the likelihood of its last tokens."""
+    if continuation.n_scored < 1:
+        return Likelihood(0, 0.0, greedy=True)
     first = len(continuation.tokens) - continuation.n_scored
     memory: Any = None
     nats = 0.0
@@ -140,53 +143,57 @@ def score_table(trained: TrainedModel, options: EvaluateOptions, directory: Path
         OptionError: the table cannot be read, or a row has no token to score.
     """
     path = str(options.continuations)
-    protocol = protocol_from_options(trained, options, whole=True)
-    rows = []
+    pairs = read_pairs(path)
     continuations = []
-    for row in read_rows(path):
-        rows.append(row)
-        with naming(OPTION, f"{path}, row {len(rows)}"):
-            if isinstance(row, Exception):
-                raise row
-            texts: Any = [dict(row).get(column) for column in ("context", "continuation")]
-            if not all(isinstance(text, str) for text in texts):
-                raise UserError("must have a text in each of the columns context and continuation")
-            continuation = encode_pair(trained, *texts)
+    for number, pair in enumerate(pairs, 1):
+        with naming(OPTION, f"{path}, row {number}"):
+            continuation = encode_pair(trained, *pair)
             if continuation.n_scored < 1:
-                raise UserError("has no token to score; after an empty context the first is not")
+                raise UserError(
+                    "has no token to score; after an empty context the first is not scored"
+                )
         continuations.append(continuation)
-    require(bool(rows), OPTION, path, "has no row")
-    nats_by_context: dict[str, list[float]] = {}
+    protocol = protocol_from_options(trained, options, whole=True)
     likelihoods = score_continuations(protocol, continuations)
-    for row, likelihood in zip(rows, likelihoods, strict=True):
-        nats_by_context.setdefault(row["context"], []).append(likelihood.nats)
-    lines = ""
-    for row, likelihood in zip(rows, likelihoods, strict=True):
-        rank = sorted(nats_by_context[row["context"]]).index(likelihood.nats) + 1
-        scored = {**row, **likelihood._asdict(), "rank": rank}
-        lines += json.dumps(scored, ensure_ascii=False, default=str) + "\n"
-    write_text(directory / TABLE, lines)
+    nats_by_context: dict[str, list[float]] = {}
+    for (context, _), likelihood in zip(pairs, likelihoods, strict=True):
+        nats_by_context.setdefault(context, []).append(likelihood.nats)
+    lines = []
+    for (context, text), likelihood in zip(pairs, likelihoods, strict=True):
+        rank = sorted(nats_by_context[context]).index(likelihood.nats) + 1
+        texts = {"context": context, "continuation": text}
+        row = {**texts, **likelihood._asdict(), "rank": rank}
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    write_text(directory / TABLE, "".join(lines))
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "continuations": path,
-        "rows": len(rows),
+        "rows": len(pairs),
         "evaluation": protocol.settings(),
     }
     write_json(directory / "evaluation.json", results)
     log_results("evaluate", results, options, directory)
-    return [f"{len(rows):,} continuations are in {TABLE}"]
+    return [f"{len(pairs):,} continuations are in {TABLE}"]
 
 
-def read_rows(path: str) -> Iterator[Any]:
-    """Yield a table's rows: JSON lines, CSV, TSV, Parquet or Arrow.
+def read_pairs(path: str) -> list[tuple[str, str]]:
+    """Read contexts and continuations from a table: JSON lines, CSV, TSV, Parquet or Arrow.
 
     Raises:
-        OptionError: it cannot be read.
+        OptionError: it cannot be read or lacks these columns, or a row has no text in one.
     """
-    config = FileData(column="all")  # not only the usual one
-    with naming(OPTION, path):
-        file = not_special(path)
-        name = format_of(file, config)
-        require(name in READERS, OPTION, path, "must be a table: .jsonl, .csv, .tsv")
-        yield from READERS[name](file, config)
+    columns = []
+    for column in COLUMNS:
+        config = FileData(column=column)
+        with naming(OPTION, path):
+            file = not_special(path)
+            name = format_of(file, config)
+            require(name not in ("", "text"), OPTION, path, "must be a table: .jsonl, .csv, .tsv")
+            texts = [text for _, text in read_column(file, name, config)]
+        for number, text in enumerate(texts, 1):
+            allowed = f"row {number} must have a text in the column `{column}`"
+            require(isinstance(text, str), OPTION, path, allowed)
+        columns.append(texts)
+    require(bool(columns[0]), OPTION, path, "has no row")
+    return list(zip(*columns, strict=True))

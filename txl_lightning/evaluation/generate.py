@@ -60,13 +60,13 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     trained = open_checkpoint(options)
     prompt = read_prompt(options, trained)
     prompt["text"] = trained.vocabulary.decode(prompt["tokens"])
-    write(f"--- prompt\n{visible(prompt['text'])}\n")
     samples = []
     started = time.perf_counter()
     precision = chosen_precision(options.precision, options.accelerator)
     # Cached inference checks that autocast stays the same.
     with autocast(precision, device_of(trained.model)):
         model, context = with_context(trained, options)
+        write(f"--- prompt\n{visible(prompt['text'])}\n")
         for number in range(options.n_samples):
             write(f"--- sample {number + 1}\n")
             drawn = draw_tokens(

@@ -45,8 +45,9 @@ def resolve_precision(config: Config, resumed: Config | None = None) -> Config:
     trainer = config.trainer
     optimizer = config.optimizer
     if trainer.precision == "auto":
-        precision = fastest_precision(trainer.accelerator)
-        if resumed is not None:
+        if resumed is None:
+            precision = fastest_precision(trainer.accelerator)
+        else:
             precision = resumed.trainer.precision
         trainer = replace(trainer, precision=precision)
     if optimizer.ns_precision == "auto":

@@ -61,7 +61,8 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
         device=device,
     )
     schemes = {}
-    for length in sorted(options.attention_lengths):
+    lengths = sorted(set(options.attention_lengths))
+    for length in lengths:
         for name, scheme in make_schemes(model, length, text_1n).items():
             schemes[length, name] = scheme
     seconds = run_rounds(schemes, options.rounds)
@@ -76,7 +77,7 @@ def run(options: SpeedOptions, directory: Path) -> list[str]:
             "torch": torch.__version__,
         },
     }
-    for length in sorted(options.attention_lengths):
+    for length in lengths:
         of_length = {name: seconds[length, name] for name in SCHEMES}
         results["results"].append(summary(length, of_length))
     write_json(directory / "speed.json", results, allow_nan=False)

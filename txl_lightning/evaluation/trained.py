@@ -370,9 +370,10 @@ def _text_options(trained: TrainedModel, data_path: Any) -> tuple[FileData, bool
         dtype=dtype,
         column=text.column or getattr(run, "column", None),
     )
-    # Errors and notices come when the text is loaded.
-    with suppress(UserError), redirect_stderr(io.StringIO()):
-        if corpus_source(own)[1] == trained.corpus:
-            return own, True
+    for choice in (text, own):
+        # Errors and notices come when the text is loaded.
+        with suppress(UserError), redirect_stderr(io.StringIO()):
+            if corpus_source(choice)[1] == trained.corpus:
+                return choice, True
     notice.cache_clear()
     return text, False

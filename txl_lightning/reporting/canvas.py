@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -81,12 +83,15 @@ def save_with_legend(figure: Figure, axes: Axes, stem: Path) -> None:
 
 
 def save_figure(figure: Figure, stem: Path) -> None:
-    """Write `stem.png` and `stem.svg`, or only the PNG that is named."""
+    """Write `stem.png` and `stem.svg`, or only the PNG that is named; equal figures give equal bytes."""
     names = [stem.name]
     if stem.suffix != ".png":
         names = [f"{stem.name}.png", f"{stem.name}.svg"]
-    for name in names:
-        write_atomically(stem.with_name(name), lambda path: figure.savefig(path, dpi=150))
+    with matplotlib.rc_context({"svg.hashsalt": stem.name}):
+        for name in names:
+            metadata = {"Date": None} if name.endswith(".svg") else None
+            write = partial(figure.savefig, dpi=150, metadata=metadata)
+            write_atomically(stem.with_name(name), write)
 
 
 def short(value: float, position: int | None = None) -> str:

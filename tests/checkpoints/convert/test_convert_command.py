@@ -1,6 +1,7 @@
 """txl convert: between the three formats, through files."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.training.small_run import tiny_config
 from txl_lightning.application import register
 from txl_lightning.config.schemas import CONF
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import OptionError, UserError
+from txl_lightning.errors import CheckpointError, OptionError, UserError
 from txl_lightning.evaluation import convert as command
 from txl_lightning.evaluation.trained import load_trained
 from txl_lightning.registry import COMMANDS
@@ -134,6 +135,16 @@ def test_bad_sources_and_targets_are_named(convert, source, tmp_path):
         with pytest.raises(UserError, match=r"config.json: cannot be used"):
             convert(there, "original", "y", "txl")
     assert not (tmp_path / "y").exists()
+
+
+def test_parts_that_the_other_format_lacks_are_named(convert, place, tmp_path):
+    train(tiny_config(place, "encoding=shaw", "trainer.max_steps=1"), tmp_path / "run")
+    source = tmp_path / "run/checkpoints/best.ckpt"
+    with pytest.raises(CheckpointError, match="encoding=shaw"):
+        convert(source, "txl", "there", "huggingface")
+    back = convert(convert(source, "txl", "there", "original"), "original", "back.ckpt", "txl")
+    config = load_trained(back).model.config
+    assert replace(config, dropout=0.0) == replace(load_trained(source).model.config, dropout=0.0)
 
 
 @pytest.mark.parametrize(
