@@ -174,7 +174,7 @@ def say(step: str) -> None:
 
 
 def run(plan: Plan, started: float) -> None:
-    """Run the jobs that are not finished; write the report when jobs start or end, and at the end.
+    """Run the jobs that are not finished; write the report every 30 seconds while they run, and at the end.
 
     Raises:
         UserError: jobs failed.
@@ -187,11 +187,13 @@ def run(plan: Plan, started: float) -> None:
         return
     last_report = 0.0
 
-    def report_after(seconds: float) -> None:
+    def effort() -> Effort:
+        return Effort(before.seconds + time.monotonic() - started, before.calls + 1)
+
+    def report_now_and_then() -> None:
         nonlocal last_report
-        now = time.monotonic()
-        if now > last_report + seconds:
-            report(plan, Effort(before.seconds + now - started, before.calls + 1))
+        if time.monotonic() > last_report + SECONDS_BETWEEN_REPORTS:
+            report(plan, effort())
             last_report = time.monotonic()
 
     print(
@@ -200,9 +202,9 @@ def run(plan: Plan, started: float) -> None:
         flush=True,
     )
     try:
-        plan.run(lambda: report_after(SECONDS_BETWEEN_REPORTS))
+        plan.run(report_now_and_then)
     finally:
-        report_after(0.0)
+        report(plan, effort())
 
 
 def report(plan: Plan, effort: Effort) -> None:

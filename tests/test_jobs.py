@@ -22,6 +22,7 @@ class Call:
     name: str
     line: str = "true"
     needs: tuple[str, ...] = ()
+    alone: bool = False
 
 
 @dataclass
@@ -55,7 +56,7 @@ def test_every_end_of_a_process_is_named_and_leaves_the_others() -> None:
     engine = run(killed, interrupted, failed, Call("good"), record=Record(), at_once=4)
     assert engine.failed == {
         "killed": "was killed by SIGKILL",
-        "interrupted": "was killed by SIGINT",
+        "interrupted": "was interrupted",
         "failed": "ended with exit status 3",
     }
     assert engine.done == {"good"}
@@ -75,12 +76,15 @@ def test_jobs_run_after_the_jobs_that_they_need() -> None:
     assert engine.failed["needs it"] == "needs it was not run: it needs fails"
 
 
-def test_jobs_run_side_by_side() -> None:
+def test_jobs_run_side_by_side_and_alone_at_the_end() -> None:
     record = Record()
-    run(*(Call(name, "sleep 0.4") for name in "abc"), record=record, at_once=2)
+    calls = [Call("time", "sleep 0.2", alone=True)]
+    calls.extend(Call(name, "sleep 0.4") for name in "abc")
+    run(*calls, record=record, at_once=2)
     ends = record.ended
     assert record.started["b"] < ends["a"]
     assert record.started["c"] >= min(ends["a"], ends["b"])
+    assert record.started["time"] >= max(ends[name] for name in "abc")
 
 
 def test_processes_that_a_job_leaves_behind_end_with_it(tmp_path: Path) -> None:

@@ -15,8 +15,15 @@ from tests.small_multirun import results, words
 from tests.training.small_run import TEXT, TINY
 from txl_lightning.application import register
 from txl_lightning.config.schemas import CONF
+from txl_lightning.errors import UserError
 from txl_lightning.evaluation import hardware
-from txl_lightning.multirun import JobFolder, job_folders, ordering, write_results
+from txl_lightning.multirun import (
+    JobFolder,
+    choose_folder,
+    job_folders,
+    ordering,
+    write_results,
+)
 
 
 def finished(root: Path, number: int, overrides: dict[str, Any], metrics: dict[str, Any]) -> None:
@@ -60,10 +67,19 @@ def test_jobs_are_ordered_by_loss_and_have_the_overrides_that_differ(tmp_path: P
 
 def test_jobs_of_different_texts_have_no_order(tmp_path: Path) -> None:
     for number, text in enumerate(("a", "b")):
-        metrics = {"val/nll": 2.0, "val/bpb": 2.9}
-        finished(tmp_path, number, {"data.name": text}, metrics)
+        metrics = {"val/nll": 2.0, "val/bpb": 2.9, "corpus": {"name": text}}
+        finished(tmp_path, number, {"data": text}, metrics)
     assert "The jobs read different texts" in "\n".join(lines(tmp_path))
     assert ordering(job_folders(tmp_path)) is None
+
+
+def test_a_folder_of_another_job_is_refused_however_its_path_is_written(tmp_path: Path) -> None:
+    finished(tmp_path, 0, {"seed": 1}, {"val/nll": 2.0})
+    wanted = tmp_path / "0" / ".." / "0"
+    with pytest.raises(UserError, match="holds a job with other options"):
+        choose_folder(tmp_path, wanted, {"seed": 2}, is_search=False)
+    assert choose_folder(tmp_path, wanted, {"seed": 2}, is_search=True).path == tmp_path / "1"
+    assert choose_folder(tmp_path, wanted, {"seed": 1}, is_search=False).path == tmp_path / "0"
 
 
 def test_jobs_that_differ_in_the_seed_alone_have_a_mean_and_a_spread(tmp_path: Path) -> None:
@@ -74,10 +90,10 @@ def test_jobs_that_differ_in_the_seed_alone_have_a_mean_and_a_spread(tmp_path: P
             finished(tmp_path, number, overrides, {"val/nll": nll, "val/bpb": nll})
             number += 1
     assert lines(tmp_path)[-4:] == [
-        "| optimizer.lr | seeds | val bpb |",
+        "| optimizer.lr | val bpb | seeds |",
         "| ---: | ---: | ---: |",
-        "| 0.1 | 2 | 2.0000 ± 1.4142 |",
-        "| 0.2 | 2 | 4.0000 ± 0.0000 |",
+        "| 0.1 | 2.0000 ± 1.4142 | 2 |",
+        "| 0.2 | 4.0000 ± 0.0000 | 2 |",
     ]
     found = json.loads((tmp_path / "multirun.json").read_text())
     assert found["seeds"][0]["val/nll"] == "2.0000 ± 1.4142"
@@ -93,9 +109,11 @@ def test_failed_and_stopped_jobs_are_in_the_table(tmp_path: Path) -> None:
     JobFolder(tmp_path / "2").write(overrides=["seed=2"], options={"seed": 2})
     assert lines(tmp_path)[2:] == [
         "| 0 | 1 | 1.0000 | finished by Timer at step 3 |",
-        "| 1 | -1 | – | failed: seed=-1: must be an integer &gt;= 0 |",
+        "| 1 | -1 | – | failed |",
         "| 2 | 2 | – | stopped |",
     ]
+    jobs = json.loads((tmp_path / "multirun.json").read_text())["jobs"]
+    assert jobs[1]["error"] == "seed=-1: must be an integer >= 0"
 
 
 def test_a_search_minimizes_bits_per_byte_or_the_loss_of_equal_tokens(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_lightnings_names_of_our_options(tmp_path: Path) -> None:
         ("trainer.num_thread=3", "no such option, did you mean trainer.num_threads?"),
         (
             "trainer.limit_val_batches=0.5",
-            "Value '0.5' of type 'float' could not be converted to Integer full_key: trainer.val_max",
+            "trainer.val_max_segments=0.5: Value '0.5' of type 'float' could not be converted",
         ),
         ("trainer.plugins=[]", "is set by txl train: a run has its own plugins"),
         ("trainer.strategy=fsdp", "trainer.strategy=fsdp: must be auto or ddp"),
@@ -300,9 +300,9 @@ def test_a_longer_run_resumes_and_its_best_checkpoint_is_evaluated(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_grid_sweep(tmp_path: Path) -> None:
-    grid = ("hydra/launcher=basic", "optimizer.lr=1e-3,2e-3")
+    grid = ("hydra/launcher=basic", "optimizer.lr=1e-3,2e-3", "memory=on,off")
     success(*small_multirun.words(tmp_path, *grid), directory=tmp_path)
-    assert len(small_multirun.written(tmp_path)) == 2
+    assert len(small_multirun.written(tmp_path)) == 4
 
 
 def search(directory: Path, *arguments: str) -> dict[str, float]:
@@ -341,13 +341,14 @@ def test_a_search_with_optuna_and_two_processes_a_trial(tmp_path: Path, launcher
 
 
 @pytest.mark.slow
-def test_a_search_with_a_storage_continues_its_study(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["process", "basic"])
+def test_a_search_with_a_storage_continues_its_study(tmp_path: Path, launcher: str) -> None:
     """The second call adds two trials; the first two do not run again."""
     study = (
         f"hydra.sweeper.storage='sqlite:///{tmp_path}/study.db'",
         "hydra.sweeper.study_name=lr",
     )
-    given = (*study, "hydra.sweeper.sampler.seed=null")
+    given = (*study, "hydra.sweeper.sampler.seed=null", f"hydra/launcher={launcher}")
     before = search(tmp_path, *given)
     written = small_multirun.written(tmp_path)
     after = search(tmp_path, *given)

@@ -20,16 +20,25 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import CompactHydraException, HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from txl_lightning.config.schemas import CONF, OPEN_GROUPS, REMOVED, SCHEMAS, Config, flat, typed
+from txl_lightning.config.schemas import (
+    CONF,
+    LIGHTNINGS_NAMES,
+    OPEN_GROUPS,
+    REMOVED,
+    SCHEMAS,
+    Config,
+    flat,
+    typed,
+)
 from txl_lightning.errors import Stopped, UserError, is_first_rank, require
 from txl_lightning.files import locked, write_text
-from txl_lightning.launcher import CALL, Refusal, prepare_wandb, run_job
+from txl_lightning.launcher import CALL, prepare_wandb, run_in_process
 from txl_lightning.multirun import JobFolder, check_search, write_results
 from txl_lightning.registry import CHOICES, COMMANDS, Command, load_guests
 
@@ -109,6 +118,10 @@ def composition(name: str, overrides: Sequence[str]) -> DictConfig:
         return hydra.compose(name, usable(overrides))
 
 
+class Refusal(BaseException):
+    """An expected error on its way through Hydra, as the cause: Hydra reports exceptions in callbacks as warnings."""
+
+
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
     try:
@@ -159,7 +172,10 @@ class Task:
         """Run the command; in a multirun return the loss that a search minimizes."""
         settings: Any = HydraConfig.get()
         if settings.mode == RunMode.MULTIRUN:
-            return run_job(self.command, config)
+            try:
+                return run_in_process(self.command, config, settings, self._run)
+            except (UserError, OmegaConfBaseException, OSError) as error:
+                raise CompactHydraException(one_line(error, self.command)) from None
         with _refusing():
             self._run(config, Path(settings.runtime.output_dir))
         return None
@@ -204,24 +220,25 @@ def run_command(command: Command, words: list[str]) -> None:
     arguments = sys.argv
     status: int | str = 0
     try:
-        start(command, words)
+        try:
+            start(command, words)
+        finally:
+            sys.argv = arguments
+            CALL.locks.close()
+            table = CALL.sweep_dir and write_results(CALL.sweep_dir)
+            if table:  # also after a failure or an interrupt
+                print(f"{table.read_text()}{table}", flush=True)
     except BrokenPipeError:
         raise
     except (Refusal, *EXPECTED, RuntimeError) as error:
         cause = error.__cause__ if isinstance(error, Refusal) else error
-        # A sweeper repeats the error of a job that failed; Optuna's raises a RuntimeError instead.
-        if not CALL.failures:
-            if not isinstance(cause, EXPECTED):
-                raise
-            if wants_traceback:
-                raise cause from None
+        # Optuna's sweeper raises a RuntimeError in place of the error of a grid's last job.
+        if not isinstance(cause, EXPECTED) and "Study.stop" not in str(cause):
+            raise
+        if wants_traceback:
+            raise cause from None
+        if not CALL.failures:  # else the sweeper repeats the job's error
             status = refused(command, cause)
-    finally:
-        sys.argv = arguments
-        CALL.locks.close()
-        table = CALL.sweep_dir and write_results(CALL.sweep_dir)
-        if table:  # also after a failure or an interrupt
-            print(f"{table.read_text()}{table}", flush=True)
     for line in CALL.failures:
         print(f"txl {command.name}: {line}", file=sys.stderr)
         status = f"txl {command.name}: failed jobs: {len(CALL.failures)}"
@@ -261,7 +278,9 @@ def hydra_output(command: Command, words: list[str]) -> str:
 
 
 def usable(words: Sequence[str]) -> list[str]:
-    """Return words as Hydra takes them: `logger=null` is `logger=none`, and `+` adds no option that nothing reads.
+    """Return words as Hydra takes them: `logger=null` is `logger=none`, `+` adds no option that nothing reads.
+
+    Lightning's names of our options are ours, so that a job's identity has one name for each.
 
     Hydra would merge two choices of a group that are in a list.
 
@@ -270,8 +289,11 @@ def usable(words: Sequence[str]) -> list[str]:
     """
     typed_words = []
     for word in words:
-        word = re.sub(r"^\++(?!\+|hydra)", "", word)
+        word = re.sub(r"^\++(?!\+|hydra[./])", "", word)
         name, _, value = word.partition("=")
+        if name in LIGHTNINGS_NAMES:
+            name = LIGHTNINGS_NAMES[name]
+            word = f"{name}={value}"
         for old, reason in REMOVED.items():
             if f"{name}.".startswith(f"{old}."):
                 raise UserError(f"{old}: {reason}")

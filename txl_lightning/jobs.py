@@ -80,6 +80,8 @@ class Process(subprocess.Popen[bytes]):
 
 def problem(status: int) -> str:
     """Return how a process ended, such as `was killed by SIGKILL`."""
+    if status in (-signal.SIGINT, 128 + signal.SIGINT):
+        return "was interrupted"
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with exit status {status}"
@@ -145,18 +147,21 @@ def _detach_from_closed_terminal() -> None:
 class Jobs:
     """Jobs that run, jobs that wait and jobs that have ended.
 
-    A job has a unique `name` and `needs`: the jobs that must have succeeded before.
+    A job has a unique `name`, `needs` (jobs that must have succeeded before) and `alone` (whether no other job may run
+    meanwhile).
 
     Args:
-        waiting: jobs to run.
+        waiting: jobs to run; those that run alone come last.
         start: starts a job; an OSError or UserError fails this job alone.
         end: called with each job that ended and its process; returns its error, or None for success.
         at_once: number of jobs that run at once.
+        show: called after every change and ten times a second.
 
     Attributes:
         running: jobs that run now, with their processes.
         done: names of the jobs that succeeded; may hold some from the beginning.
         failed: errors by job name.
+        seconds: each ended job's time, by name.
         signals: signals that were received; the first one ends the jobs.
     """
 
@@ -164,9 +169,11 @@ class Jobs:
     start: Callable[[Any], Process]
     end: Callable[[Any, Process], str | None]
     at_once: int = 1
+    show: Callable[[], object] = lambda: None
     running: list[tuple[Any, Process]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     signals: list[int] = field(default_factory=list)
 
     def run(self) -> None:
@@ -178,6 +185,7 @@ class Jobs:
         Raises:
             KeyboardInterrupt: after a signal, its argument, once all processes have ended.
         """
+        self.waiting.sort(key=lambda job: job.alone)
         # A list instead of an exception: an exception would be raised between any two steps.
         with handled_signals(lambda number, frame: self.signals.append(number)):
             try:
@@ -199,7 +207,8 @@ class Jobs:
 
     def _start_ready(self) -> None:
         for job in list(self.waiting):
-            if len(self.running) >= self.at_once:
+            n_allowed = 1 if job.alone else self.at_once
+            if len(self.running) >= n_allowed:
                 return
             if not self.done.union(self.failed).issuperset(job.needs):
                 continue
@@ -219,10 +228,12 @@ class Jobs:
                 continue
             process.kill_group()  # what it left behind
             self.running.remove((job, process))
+            self.seconds[job.name] = process.seconds
             error = self.end(job, process)
             if error is None:
                 self.done.add(job.name)
             elif not self.signals:
                 self.failed[job.name] = error
+        self.show()
         if self.running:
             time.sleep(POLL_SECONDS)

@@ -10,35 +10,34 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus, filter_overrides
+from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides
+from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from txl_lightning.errors import COUNT, UserError, check, cores, is_first_rank, notice
 from txl_lightning.files import locked
 from txl_lightning.jobs import LOG, Jobs, Process, problem, start_job
 from txl_lightning.multirun import (
-    NO_ORDER,
     JobFolder,
     choose_folder,
-    identity_with_text,
-    job_folders,
-    ordering,
+    identity,
+    loss_of_job,
+    refuse_another_text,
     shared_precision,
     write_results,
 )
 from txl_lightning.registry import Command
 
-NO_OUTPUT = "hydra.output_subdir=null"
 log = logging.getLogger(__name__)
+MAX_GROUP_LENGTH = 128  # of W&B
 
 
 @dataclass
@@ -61,144 +60,32 @@ class Call:
 CALL = Call()
 
 
-class Refusal(BaseException):
-    """An expected error on its way through Hydra, as the cause: Hydra reports exceptions in callbacks as warnings."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MultirunJob(JobFolder):
-    """One job in a multirun, with the folder that it writes into.
+@dataclass
+class MultirunJob:
+    """One job in a multirun.
 
     Attributes:
+        name: its folder: equal jobs share one.
         title: its number and overrides.
         words: the plain command after `txl`.
     """
 
+    name: str
     title: str
     words: list[str]
+    folder: JobFolder
     needs: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Folder: equal jobs share one."""
-        return str(self.path)
+    alone: bool = False
 
 
-class Multirun:
-    """Jobs of one multirun as plain commands: prepared, run, and the losses that they end with.
-
-    Args:
-        command: the command.
-        settings: Hydra's node `hydra`.
-        max_parallel: jobs that run at once; they share the cores, or OMP_NUM_THREADS.
-    """
-
-    def __init__(self, command: Command, settings: Any, max_parallel: int = 1) -> None:
-        self.command = command
-        self.max_parallel = max_parallel
-        self.root = Path(str(settings.sweep.dir)).absolute()
-        self.failed: dict[str, str] = {}  # errors by job
-        # Other sweepers read the losses.
-        self.is_search = not settings.sweeper._target_.endswith("BasicSweeper")
-
-    def prepare(self, config: DictConfig) -> MultirunJob:
-        """Return the job that Hydra has just composed; for a training, choose its folder and record it there.
-
-        Raises:
-            UserError: the folder holds another job, or a job of another text.
-        """
-        settings: Any = HydraConfig.get()
-        path = Path(str(settings.runtime.output_dir))
-        overrides: Any = OmegaConf.to_container(settings.overrides)  # interpolations stay
-        own = list(filter_overrides(overrides["task"]))
-        words = [self.command.name]
-        for source in settings.runtime.config_sources:
-            if source.provider == "command-line":
-                words += ["--config-dir", str(source.path)]
-        number = settings.job.num
-        words += [word for word in overrides["hydra"] if word != NO_OUTPUT]
-        words += overrides["task"]
-        words += ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.job.id={number}"]
-        if self.command.resume:
-            config.trainer.precision = shared_precision(self.root, config)
-            words += [self.command.resume, f"trainer.precision={config.trainer.precision}"]
-            options = identity_with_text(config)
-            path = choose_folder(self.root, path, options, self.is_search)
-            if is_first_rank():  # SLURM starts the task for each rank of a job
-                JobFolder(path).write(overrides=own, options=options)
-        path.mkdir(parents=True, exist_ok=True)
-        return MultirunJob(path, title=f"job {number} ({' '.join(own)})", words=words)
-
-    def run(self, jobs: list[MultirunJob]) -> None:
-        """Run the jobs that have not finished.
-
-        Raises:
-            KeyboardInterrupt: a signal ended all jobs.
-        """
-        to_run = {}
-        for job in jobs:
-            if self.command.resume and job.result:
-                log.info(f"{job.title} has finished before: {job.name}")
-            else:
-                to_run[job.name] = job
-        runner = Jobs(list(to_run.values()), self._start, self._end, self.max_parallel)
-        try:
-            runner.run()
-        except KeyboardInterrupt as stopped:
-            again = f"to continue, repeat the command with hydra.sweep.dir={self.root}"
-            raise KeyboardInterrupt(*stopped.args, again) from None
-        self.failed.update(runner.failed)
-
-    def loss(self, job: MultirunJob) -> float | None:
-        """Return the loss of a job that a search minimizes; None for a grid whose losses have no order.
-
-        Raises:
-            UserError: the job failed, or a search would minimize losses that cannot be compared.
-        """
-        if job.name in self.failed:
-            raise UserError(self.failed[job.name])
-        if not self.command.resume or not is_first_rank():  # the first rank may still be writing
-            return None
-        order = ordering(job_folders(self.root))
-        if order is not None:
-            return float(job.result[order])
-        if self.is_search:
-            raise UserError(NO_ORDER)
-        return None
-
-    def _start(self, job: MultirunJob) -> Process:
-        log.info(f"{job.title} starts in {job.name}")
-        if is_first_rank():
-            with locked(job.path, wait=True):  # the job of a killed multirun ends in seconds
-                pass
-        variables = {"HYDRA_FULL_ERROR": "0"}  # this process has set it to 1
-        if self.max_parallel > 1:
-            available = int(os.environ.get("OMP_NUM_THREADS") or cores())
-            variables["OMP_NUM_THREADS"] = str(max(1, available // self.max_parallel))
-        return start_job(job.words, job.path, variables, has_log=self.max_parallel > 1)
-
-    def _end(self, job: MultirunJob, process: Process) -> str | None:
-        """Write the table; return the job's error if it failed."""
-        with suppress(OSError):  # a full disk must not end the other jobs
-            write_results(self.root)
-        log.info(f"{job.title} ended")
-        if not process.returncode:
-            return None
-        error = problem(process.returncode)
-        if self.max_parallel > 1:
-            error += f": see {job.path / LOG}"
-        return job.record.get("error", error)
-
-
-class ProcessLauncher(BasicLauncher):
-    """Launcher that runs each job in its process group. Hydra's launcher composes the jobs one after the other.
+class ProcessLauncher(Launcher):
+    """Launcher that runs each job in its process group.
 
     Args:
         max_parallel: jobs that run at once; they share the cores, or OMP_NUM_THREADS.
     """
 
     def __init__(self, max_parallel: int) -> None:
-        super().__init__()
         self.max_parallel = max_parallel
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
@@ -208,15 +95,11 @@ class ProcessLauncher(BasicLauncher):
             UserError: an option is not usable.
         """
         check("hydra.launcher.max_parallel", self.max_parallel, COUNT)
-        self.multirun = Multirun(task_function.command, config.hydra, self.max_parallel)
-        prepare: Any = self._prepare
-        super().setup(hydra_context=hydra_context, task_function=prepare, config=config)
-
-    def _prepare(self, config: DictConfig) -> MultirunJob:
-        try:
-            return self.multirun.prepare(config)
-        except UserError as error:  # Hydra would go on with the next job
-            raise Refusal from error
+        self.loader = hydra_context.config_loader
+        self.command: Command = task_function.command
+        self.config = config
+        self.root = Path(str(config.hydra.sweep.dir))
+        self.is_search = is_search(config.hydra)
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -227,34 +110,147 @@ class ProcessLauncher(BasicLauncher):
             KeyboardInterrupt: a signal ended the multirun and all of its jobs.
             UserError: a folder holds another job, or a job of another text.
         """
-        # Hydra must not write into a folder before it is chosen.
-        composed = [[*overrides, NO_OUTPUT] for overrides in job_overrides]
-        results = super().launch(composed, initial_job_idx)
-        jobs = [result.return_value for result in results]
-        self.multirun.run(jobs)
-        for job, result in zip(jobs, results, strict=True):
+        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
+        jobs = []
+        to_run = {}
+        for number, overrides in enumerate(job_overrides, initial_job_idx):
+            job = self._prepare(number, list(overrides))
+            jobs.append(job)
+            if self.command.resume and job.folder.result:
+                log.info(f"{job.title} has finished before: {job.name}")
+            else:
+                to_run[job.name] = job
+        n_jobs = f"{len(to_run)} of {len(jobs)} jobs to run in {self.root}"
+        log.info(f"{n_jobs}, {self.max_parallel} at once")
+        runner = Jobs(list(to_run.values()), self._start, self._end, self.max_parallel)
+        try:
+            runner.run()
+        except KeyboardInterrupt as stopped:
+            again = f"to continue, repeat the command with hydra.sweep.dir={self.root}"
+            raise KeyboardInterrupt(*stopped.args, again) from None
+        results = []
+        for job, overrides in zip(jobs, job_overrides, strict=True):
+            value: Any = None
+            status = JobStatus.COMPLETED
             try:
-                result.return_value = self.multirun.loss(job)
+                if job.name in runner.failed:
+                    raise UserError(runner.failed[job.name])
+                if self.command.resume:
+                    value = loss_of_job(self.root, job.folder, self.is_search)
             except UserError as error:
                 CALL.failures.append(f"{job.title}: {error}")
-                result.status = JobStatus.FAILED
-                result.return_value = error
+                status = JobStatus.FAILED
+                value = error
+            results.append(JobReturn(overrides=overrides, status=status, _return_value=value))
         return results
 
+    def _prepare(self, number: int, overrides: list[str]) -> MultirunJob:
+        """Compose a job's config as Hydra's launchers do, and choose its folder."""
+        config = self.loader.load_sweep_config(self.config, overrides)
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = number
+            HydraConfig.instance().set_config(config)  # hydra.sweep.subdir may refer to it
+            folder = JobFolder(self.root / str(config.hydra.sweep.subdir))
+            del config["hydra"]
+        words = [self.command.name]
+        for source in self.config.hydra.runtime.config_sources:
+            if source.provider == "command-line":
+                words += ["--config-dir", str(source.path)]
+        words += [*self.config.hydra.overrides.hydra, *overrides]
+        words += ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.job.id={number}"]
+        own = list(filter_overrides(overrides))
+        if self.command.resume:
+            folder = folder_of_job(self.root, folder.path, config, own, self.is_search)
+            words += [self.command.resume, f"trainer.precision={config.trainer.precision}"]
+        folder.path.mkdir(parents=True, exist_ok=True)
+        return MultirunJob(str(folder.path), f"job {number} ({' '.join(own)})", words, folder)
 
-def run_job(command: Command, config: DictConfig) -> float | None:
-    """Run a job for a launcher that calls the task itself (basic, joblib, submitit), as `ProcessLauncher` does.
+    def _start(self, job: MultirunJob) -> Process:
+        log.info(f"{job.title} starts in {job.name}")
+        with locked(job.folder.path, wait=True):  # the job of a killed multirun ends in seconds
+            variables = {"HYDRA_FULL_ERROR": "0"}  # this process has set it to 1
+        if self.max_parallel > 1:
+            available = int(os.environ.get("OMP_NUM_THREADS") or cores())
+            variables["OMP_NUM_THREADS"] = str(max(1, available // self.max_parallel))
+        return start_job(job.words, job.folder.path, variables, has_log=self.max_parallel > 1)
 
-    Returns:
-        The loss that a search minimizes.
+    def _end(self, job: MultirunJob, process: Process) -> str | None:
+        """Write the table; return the job's error if it failed."""
+        with suppress(OSError):  # a full disk must not end the other jobs
+            write_results(self.root)
+        log.info(f"{job.title} ended after {process.seconds:.0f} s")
+        if not process.returncode:
+            return None
+        error = problem(process.returncode)
+        if self.max_parallel > 1:
+            error += f": see {job.folder.path / LOG}"
+        return job.folder.record.get("error", error)
+
+
+def is_search(settings: Any) -> bool:
+    """Return whether a sweeper that reads losses chooses the jobs.
+
+    Args:
+        settings: Hydra's node `hydra`.
+    """
+    return not settings.sweeper._target_.endswith("BasicSweeper")
+
+
+def folder_of_job(
+    root: Path, wanted: Path, config: DictConfig, overrides: list[str], is_search: bool
+) -> JobFolder:
+    """Choose the folder of a training in a multirun and record the job in it.
+
+    Replaces `trainer.precision=auto` in the config by the choice that all jobs share.
 
     Raises:
-        UserError: the job failed, or its folder holds another one.
+        UserError: the folder holds another job, or the multirun's folder jobs of another text.
     """
-    multirun = Multirun(command, HydraConfig.get())
-    job = multirun.prepare(config)
-    multirun.run([job])
-    return multirun.loss(job)
+    config.trainer.precision = shared_precision(root, config)
+    options = identity(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    refuse_another_text(root, config, options)
+    folder = choose_folder(root, wanted, options, is_search)
+    if is_first_rank():  # SLURM starts the task for each rank of a job
+        overrides = folder.record.get("overrides", overrides)
+        folder.write(overrides=overrides, options=options)
+    return folder
+
+
+def run_in_process(
+    command: Command,
+    config: DictConfig,
+    settings: DictConfig,
+    run: Callable[[DictConfig, Path], None],
+) -> float | None:
+    """Run a job for a launcher that calls the task itself (basic, joblib, submitit); skip or resume it as above.
+
+    Args:
+        command: the command.
+        config: the job's config.
+        settings: Hydra's node `hydra`.
+        run: runs the command with a config in a folder.
+    """
+    wanted = Path(str(settings.runtime.output_dir))
+    if not command.resume:
+        run(config, wanted)
+        return None
+    root = Path(settings.runtime.cwd, str(settings.sweep.dir))  # also with hydra.job.chdir
+    words = list(settings.overrides.task)
+    folder = folder_of_job(root, wanted, config, words, is_search(settings))
+    with ExitStack() as lock:
+        if is_first_rank():
+            lock.enter_context(locked(folder.path, wait=True))
+        if not folder.result:
+            option, _, value = command.resume.partition("=")
+            OmegaConf.update(config, option, value)
+            try:
+                run(config, folder.path)
+            except UserError as error:
+                folder.fail(str(error))
+                raise
+    if not is_first_rank():  # which may not have written its result yet
+        return None
+    return loss_of_job(root, folder, is_search(settings))
 
 
 def prepare_wandb(root: Path) -> None:
@@ -265,4 +261,4 @@ def prepare_wandb(root: Path) -> None:
             f"WANDB_RUN_ID={given} is one id, and a multirun has several runs: each gets its own"
         )
     group = str(root).replace("/", "-")
-    os.environ.setdefault("WANDB_RUN_GROUP", group[-128:])  # the longest that W&B takes
+    os.environ.setdefault("WANDB_RUN_GROUP", group[-MAX_GROUP_LENGTH:])

@@ -82,11 +82,6 @@ class JobFolder:
         """Identity in the record; {} without one."""
         return self.record.get("options", {})
 
-    @property
-    def overrides(self) -> list[str]:
-        """Overrides in the record."""
-        return self.record.get("overrides", [])
-
     def write(self, **record: Any) -> None:
         """Write the record."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -102,11 +97,12 @@ class JobFolder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the dict in a JSON file; {} if there is none, or a full disk has cut it off."""
-    content: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
+    """Return the dict in a JSON file; {} if there is none, or it is damaged."""
+    with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_text())
-    return content
+        if isinstance(content, dict):
+            return content
+    return {}
 
 
 def job_folders(root: Path) -> list[JobFolder]:
@@ -116,8 +112,10 @@ def job_folders(root: Path) -> list[JobFolder]:
     return [JobFolder(path) for path in folders]
 
 
-def choose_folder(root: Path, wanted: Path, options: Mapping[str, Any], is_search: bool) -> Path:
-    """Choose the folder of a job: the one in which it ran before, or the wanted one.
+def choose_folder(
+    root: Path, wanted: Path, options: Mapping[str, Any], is_search: bool
+) -> JobFolder:
+    """Choose the folder of a job: the one in which it ran before, or else the wanted one.
 
     Args:
         root: the multirun's folder.
@@ -131,16 +129,16 @@ def choose_folder(root: Path, wanted: Path, options: Mapping[str, Any], is_searc
     jobs = job_folders(root)
     for job in jobs:
         if job.options == options:
-            return job.path
-    paths = [job.path for job in jobs]
+            return job
+    paths = [job.path.resolve() for job in jobs]
     number = 0
-    while wanted in paths:
+    while wanted.resolve() in paths:
         if not is_search:
-            another = "holds a job with other options or another text"
-            raise UserError(f"{wanted} {another}: choose another hydra.sweep.dir, or delete it")
+            another = "holds a job with other options: choose another hydra.sweep.dir, or delete it"
+            raise UserError(f"{wanted} {another}")
         wanted = root / str(number)
         number += 1
-    return wanted
+    return JobFolder(wanted)
 
 
 # Identity
@@ -160,14 +158,13 @@ def identity(options: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def identity_with_text(config: DictConfig) -> dict[str, Any]:
-    """Return the identity of a training: its options, and the checksum of the text that it reads."""
-    from txl_lightning.data.corpus import corpus_source  # imports numpy
-
-    options = identity(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
-    with suppress(UserError):  # the job itself will say that its text cannot be read
-        _, options["text"] = corpus_source(typed(config.data))
-    return options
+def text_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in an identity that decide a job's tokens."""
+    chosen = {}
+    for name, value in options.items():
+        if name.startswith("data.") and name not in NOT_OF_THE_TEXT:
+            chosen[name] = value
+    return chosen
 
 
 def shared_precision(root: Path, config: DictConfig) -> str:
@@ -182,8 +179,7 @@ def shared_precision(root: Path, config: DictConfig) -> str:
     if config.trainer.precision != "auto":
         return str(config.trainer.precision)
     file = root / PRECISION_FILE
-    chosen = read_json(file)
-    if not chosen:
+    if not read_json(file):
         from txl_lightning.evaluation.hardware import (  # imports torch
             resolve_accelerator,
             resolve_precision,
@@ -191,9 +187,32 @@ def shared_precision(root: Path, config: DictConfig) -> str:
 
         resolved = resolve_precision(resolve_accelerator(typed(config)))
         root.mkdir(parents=True, exist_ok=True)
-        chosen = {"trainer.precision": resolved.trainer.precision}
-        write_json(file, chosen)
-    return str(chosen["trainer.precision"])
+        write_json(file, {"trainer.precision": resolved.trainer.precision})
+    return str(read_json(file)["trainer.precision"])
+
+
+def refuse_another_text(root: Path, config: DictConfig, options: dict[str, Any]) -> None:
+    """Refuse a job whose text has changed since jobs ended in the folder of its multirun.
+
+    Args:
+        root: folder of the multirun.
+        config: config of the job.
+        options: its identity.
+
+    Raises:
+        UserError: a table would have losses of two texts, or the text cannot be read.
+    """
+    for job in job_folders(root):
+        corpus = job.result.get("corpus")
+        if corpus is None or text_options(job.options) != text_options(options):
+            continue
+        from txl_lightning.data.corpus import corpus_source  # imports numpy
+
+        _, now = corpus_source(typed(config.data))
+        if corpus["sha256"] != now:
+            other = f"{job.path} used another text than data={config.data.name} has now"
+            raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")
+        return  # the other jobs were compared with this one
 
 
 # Searches
@@ -209,13 +228,13 @@ def check_search(config: DictConfig) -> None:
     direction = sweeper.get("direction")
     one = "must be one direction, a job has one objective"
     require(not OmegaConf.is_list(direction), "hydra.sweeper.direction", direction, one)
-    words: Any = OmegaConf.to_container(config.hydra.overrides.task)  # interpolations stay
+    words = list(config.hydra.overrides.task)
     for name, value in (sweeper.get("params") or {}).items():
         words.append(f"{name}={value}")
-    if "GridSampler" in str(sweeper.get("sampler")):
-        for word in words:
-            if "interval(" in word:
-                raise UserError(f"{word}: a grid needs values: choice(…) or range(…)")
+    is_grid = "GridSampler" in str(sweeper.get("sampler"))
+    for word in words:
+        if is_grid and "interval(" in word:
+            raise UserError(f"{word}: a grid needs values: choice(…) or range(…)")
 
 
 def ordering(jobs: list[JobFolder]) -> str | None:
@@ -224,26 +243,34 @@ def ordering(jobs: list[JobFolder]) -> str | None:
     Returns:
         None if the losses of the finished jobs cannot be compared.
     """
-    names = set()
-    texts: dict[str, Any] = {}  # by the options of their tokens
+    texts = set()
+    tokens = set()
     have_bytes = True
     for job in jobs:
-        result = job.result
-        if result:
-            have_bytes = have_bytes and BITS_PER_BYTE in result
+        if job.result:
             options = job.options
-            names.add(str([options.get("data.name"), options.get("data.path")]))
-            text = options.get("text")
-            for name in list(options):
-                if not name.startswith("data.") or name in NOT_OF_THE_TEXT:
-                    del options[name]
-            if texts.setdefault(str(options), text) != text:  # it has changed between two jobs
-                return None
-    if len(names) > 1:
+            texts.add((job.result.get("corpus", {}).get("name"), str(options.get("data.path"))))
+            tokens.add(checksum(text_options(options)))
+            have_bytes = have_bytes and BITS_PER_BYTE in job.result
+    if len(texts) > 1:
         return None
     if have_bytes:
         return BITS_PER_BYTE
-    return "val/nll" if len(texts) == 1 else None
+    return "val/nll" if len(tokens) == 1 else None
+
+
+def loss_of_job(root: Path, job: JobFolder, is_search: bool) -> float | None:
+    """Return the loss that a search minimizes; None for a grid whose losses have no order.
+
+    Raises:
+        UserError: a search would minimize losses that cannot be compared.
+    """
+    name = ordering(job_folders(root))
+    if name is not None:
+        return float(job.result[name])
+    if is_search:
+        raise UserError(NO_ORDER)
+    return None
 
 
 # Table
@@ -262,14 +289,12 @@ def write_results(root: Path) -> Path | None:
         return None
     order = ordering(jobs)
     jobs.sort(key=lambda job: job.result.get(str(order), math.inf))
-    equal = set(jobs[0].overrides)
-    for job in jobs:
-        equal &= set(job.overrides)
-    rows = [row_of(job, root, equal) for job in jobs]
-    seeds = over_seeds(rows)
+    rows = [row_of(job, root) for job in jobs]
+    drop_equal_overrides(rows)
     text = markdown(rows)
     if order is None:
         text += f"\n{NO_ORDER}\n"
+    seeds = over_seeds(jobs, rows)
     if seeds:
         text += f"\n{markdown(seeds)}"
     write_json(root / JSON_FILE, {"objective": order, "jobs": rows, "seeds": seeds})
@@ -278,27 +303,28 @@ def write_results(root: Path) -> Path | None:
     return table
 
 
-def row_of(job: JobFolder, root: Path, equal: set[str]) -> dict[str, Any]:
-    """Return a job's row: its folder, the overrides that are not equal in all jobs, losses, and its state.
+def row_of(job: JobFolder, root: Path) -> dict[str, Any]:
+    """Return a job's row: its folder, overrides, losses, and its state.
 
-    A finished job's state names what ended its training early, a failed one's the error.
+    A job is finished, failed or stopped. For a finished one the state also names what ended its training early.
     """
-    row: dict[str, Any] = {"job": job.path.relative_to(root).as_posix()}
-    for word in job.overrides:
-        if word not in equal:
-            name, _, value = word.partition("=")
-            row[name] = value
+    record = job.record
     result = job.result
+    row: dict[str, Any] = {"job": job.path.relative_to(root).as_posix()}
+    for word in record.get("overrides", []):
+        name, _, value = word.partition("=")
+        row[name] = str(job.options.get(name, value))  # the value that it has in the job
     for name, value in result.items():
         if is_loss(name) and isinstance(value, float):
             row[name] = value
     row["state"] = "stopped"
-    if "error" in job.record:
-        row["state"] = f"failed: {job.record['error']}"
     if result:
         row["state"] = "finished"
-    if "ended_by" in result:
-        row["state"] += f" by {result['ended_by']} at step {result['steps']}"
+        if "ended_by" in result:
+            row["state"] += f" by {result['ended_by']} at step {result['steps']}"
+    elif "error" in record:
+        row["state"] = "failed"
+        row["error"] = record["error"]
     return row
 
 
@@ -307,38 +333,50 @@ def is_loss(name: str) -> bool:
     return name.startswith(("val/", "test/"))
 
 
-def over_seeds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def drop_equal_overrides(rows: list[dict[str, Any]]) -> None:
+    """Drop the overrides that are equal in all jobs."""
+    for name, value in list(rows[0].items()):
+        is_override = not is_loss(name) and name not in ("job", "state", "error")
+        if is_override and all(row.get(name) == value for row in rows):
+            for row in rows:
+                del row[name]
+
+
+def over_seeds(jobs: list[JobFolder], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return mean ± standard deviation of every loss over the jobs that differ in `seed` alone."""
     groups = defaultdict(list)
-    for row in rows:
-        losses = {}
-        overrides = {}
-        for name, value in row.items():
-            if is_loss(name):
-                losses[name] = value
-            elif name not in ("job", "state", *SEEDS):
-                overrides[name] = value
-        if losses:
-            groups[tuple(overrides.items())].append(losses)
+    for job, row in zip(jobs, rows, strict=True):
+        if job.result:
+            options = job.options
+            for name in SEEDS:
+                options.pop(name, None)
+            groups[checksum(options)].append(row)
     lines = []
-    for key, group in groups.items():
-        if len(group) > 1:
-            line = dict(key, seeds=len(group))
-            for name in group[0]:
-                values = [losses[name] for losses in group]
+    for group in groups.values():
+        if len(group) == 1:
+            continue
+        line = dict(group[0], seeds=len(group))
+        for name in ("job", "state", *SEEDS):
+            line.pop(name, None)
+        for name in line:
+            if is_loss(name):
+                values = [row[name] for row in group]
                 line[name] = f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
-            lines.append(line)
+        lines.append(line)
     return lines
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """Return a table; losses in nats are left out."""
-    columns: dict[str, None] = {}
+    """Return a table; losses in nats and errors are left out."""
+    names: list[str] = []
     for row in rows:
-        columns.update(dict.fromkeys(row))
-    names = [name for name in columns if not name.endswith("/nll")]
+        for name in row:
+            if name not in names and name != "error" and not name.endswith("/nll"):
+                names.append(name)
     cells = []
     for row in rows:
-        values = [row.get(name, "–") for name in names]
-        cells.append([f"{value:.4f}" if isinstance(value, float) else value for value in values])
+        shown = {}
+        for name, value in row.items():
+            shown[name] = f"{value:.4f}" if isinstance(value, float) else value
+        cells.append([shown.get(name, "–") for name in names])
     return markdown_table([name.replace("/", " ") for name in names], cells)

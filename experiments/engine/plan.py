@@ -74,7 +74,7 @@ class Plan:
         """Run the jobs that are not finished; jobs that measure time run last, one at a time.
 
         Args:
-            report: called when a job starts and when one ends.
+            report: called several times a second while jobs run.
 
         Raises:
             UserError: jobs failed; raised after all others ended. A second call runs only what is missing.
@@ -82,15 +82,26 @@ class Plan:
         """
         finished = self.finished()
         unfinished = [job for job in self.jobs if job.name not in finished]
+        jobs = Jobs(
+            unfinished,
+            self._start,
+            self._end,
+            at_once=self.parallel,
+            done=finished,
+        )
         profile = self.setup.profile
         estimates = {job.name: estimated_seconds(job, profile) for job in unfinished}
-        self.progress = Progress(estimates, min(self.parallel, cores()), len(finished))
-        self.report = report
-        jobs = Jobs([], self._start, self._end, at_once=self.parallel, done=finished)
-        jobs.waiting = [job for job in unfinished if not job.alone]
-        jobs.run()
-        jobs.at_once = 1
-        jobs.waiting = [job for job in unfinished if job.alone]
+        progress = Progress(
+            jobs,
+            estimates,
+            min(self.parallel, cores()),
+        )
+
+        def show() -> None:
+            progress.show()
+            report()
+
+        jobs.show = show
         jobs.run()
         if jobs.failed:
             raise UserError("\n".join(jobs.failed.values()))
@@ -101,8 +112,6 @@ class Plan:
             if not self._is_same(job) or folder.record.get("done"):
                 shutil.rmtree(folder.path)
             self._write_record(job, 0.0, done=False)
-        self.progress.started(job.name)
-        self.report()
         words = [job.command, *job.overrides_in(self.setup.runs), *self._options(job)]
         return start_job(words, folder.path, {}, has_log=True)
 
@@ -126,15 +135,13 @@ class Plan:
 
     def _end(self, job: Job, process: Process) -> str | None:
         """Record that a job ended, and return its error."""
-        error = None
-        if process.returncode:
-            folder = self.folder(job)
-            reason = folder.record.get("error", problem(process.returncode))
-            error = f"{job.name}: {reason} ({folder.path / LOG})"
-        self._write_record(job, process.seconds, done=error is None)
-        self.progress.ended(job.name, process.seconds, error)
-        self.report()
-        return error
+        status = process.returncode
+        self._write_record(job, process.seconds, done=status == 0)
+        if not status:
+            return None
+        log = self.folder(job).path / LOG
+        lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
+        return f"{job.name} {problem(status)}: {lines[-1]} ({log})"
 
     def _write_record(self, job: Job, seconds: float, done: bool) -> None:
         """Write `job.json`; `seconds` are added to the interrupted runs' seconds."""

@@ -3,47 +3,59 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Mapping
+
+from txl_lightning.jobs import Jobs
 
 
 class Progress:
-    """Jobs that run or wait, and the time left at the pace of the jobs that ended.
+    """Running jobs, and the time left at the present pace.
 
     Args:
-        estimates: seconds of each job to run by name, on the machine for which they were estimated.
+        jobs: all jobs; jobs done before the first call are not reported.
+        estimates: seconds by job, on the machine for which they were estimated.
         slots: jobs that really run at once.
-        n_done: jobs that are done already.
     """
 
-    def __init__(self, estimates: dict[str, float], slots: int, n_done: int) -> None:
-        self.estimates = estimates
+    def __init__(self, jobs: Jobs, estimates: Mapping[str, float], slots: int) -> None:
+        self.jobs = jobs
         self.slots = slots
-        self.n_done = n_done
-        self.estimated = 0.0
-        self.needed = 0.0
+        self.estimates = estimates
+        self.reported: set[str] = set()
 
-    def started(self, name: str) -> None:
-        """Report that a job has started."""
-        self._report(f"{name}: started")
-
-    def ended(self, name: str, seconds: float, line: str | None) -> None:
-        """Report that a job has ended after some seconds; the line is the error of a failed one."""
-        self.estimated += self.estimates.pop(name)
-        self.needed += seconds
-        if line is None:
-            self.n_done += 1
-            line = f"{name}: done in {clock(seconds)}"
-        self._report(line)
+    def show(self) -> None:
+        """Report jobs that started or ended since the last call."""
+        jobs = self.jobs
+        for job, _ in jobs.running:
+            self._report(f"{job.name}: started")
+        for name, seconds in jobs.seconds.items():
+            done = f"{name}: done in {clock(seconds)}"
+            self._report(jobs.failed.get(name, done))
 
     def _report(self, line: str) -> None:
-        left = f"{len(self.estimates)} to go, about {clock(self.seconds_left())}"
-        print(f"{line} · {self.n_done} jobs done, {left}", file=sys.stderr, flush=True)
+        if line in self.reported:
+            return
+        self.reported.add(line)
+        n_done = len(self.jobs.done)
+        n_left = len(self.jobs.running) + len(self.jobs.waiting)
+        left = f"{n_left} to go, about {clock(self.seconds_left())}"
+        text = f"{line} · {n_done} jobs done, {left}"
+        print(text, file=sys.stderr, flush=True)
 
     def seconds_left(self) -> float:
-        """Return the estimated seconds for the jobs that run or wait."""
+        """Return the estimated seconds until all jobs are done, at the pace of the jobs that ended."""
+        ended = self.jobs.seconds
         pace = 1.0
-        if self.estimated:
-            pace = self.needed / self.estimated
-        return pace * sum(self.estimates.values()) / self.slots
+        if ended:
+            estimated = sum(self.estimates[name] for name in ended)
+            pace = sum(ended.values()) / estimated
+        left = sum(self.estimates[job.name] for job in self.jobs.waiting)
+        elapsed = 0.0
+        for job, process in self.jobs.running:
+            left += self.estimates[job.name]
+            elapsed += time.monotonic() - process.started
+        return max(0.0, pace * left - elapsed) / self.slots
 
 
 def clock(seconds: float) -> str:

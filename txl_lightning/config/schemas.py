@@ -8,7 +8,7 @@ import operator
 import os
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -348,6 +348,9 @@ class TrainerConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, value in self.lightning.items():
+            ours = LIGHTNINGS_NAMES.get(f"trainer.{name}")
+            require(not ours, f"trainer.{name}", value, f"is {ours} here")
         if "check_val_every_n_epoch" in self.lightning:
             self.val_every_n_steps = None
 
@@ -496,8 +499,10 @@ def typed(config: Any) -> Any:
     OmegaConf.set_readonly(config, False)
     with open_dict(config):
         for name, gathered in OPEN_GROUPS.items():
-            group = config.get(name, {})
-            known = get_type_hints(OmegaConf.get_type(group))
+            group = config.get(name)
+            if group is None:
+                continue
+            known = [described.name for described in fields(OmegaConf.get_type(group))]
             for argument in list(group):
                 if argument not in known:
                     ours = LIGHTNINGS_NAMES.get(f"{name}.{argument}")

@@ -45,10 +45,7 @@ def resolve_precision(config: Config, resumed: Config | None = None) -> Config:
     trainer = config.trainer
     optimizer = config.optimizer
     if trainer.precision == "auto":
-        if resumed is None:
-            precision = fastest_precision(trainer.accelerator)
-        else:
-            precision = resumed.trainer.precision
+        precision = resumed.trainer.precision if resumed else fastest_precision(trainer.accelerator)
         trainer = replace(trainer, precision=precision)
     if optimizer.ns_precision == "auto":
         in_float32 = optimizer.name == "muon" and not trainer.precision.endswith("-mixed")

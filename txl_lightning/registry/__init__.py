@@ -18,7 +18,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,8 +72,12 @@ class Guests(dict[str, T]):
         return self[name]
 
     def _import_home(self, name: str) -> None:
-        with suppress(ModuleNotFoundError):
-            importlib.import_module(self.home.format(name))
+        home = self.home.format(name)
+        try:
+            importlib.import_module(home)
+        except ModuleNotFoundError as error:
+            if error.name not in (home, home.rpartition(".")[0]):  # a library is missing
+                raise
 
 
 def full_name(guest: Any) -> str:

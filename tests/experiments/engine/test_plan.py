@@ -49,6 +49,7 @@ class Pretended:
         self.returncode = Pretended.failing.get(folder.name, 0)
         self.seconds = 2.0
         Pretended.started.append(words)
+        (folder / "log.txt").write_text("first line\nlast line\n")
         if self.returncode == 0:
             (folder / RESULTS.get(words[0], f"{words[0]}.json")).write_text('{"steps": 6}')
 
@@ -113,8 +114,8 @@ def test_a_failed_job_is_named_and_runs_again_with_what_needs_it(
     with pytest.raises(UserError) as error:
         run(plan_of(tmp_path, A, B, READ))
     assert set(str(error.value).splitlines()) == {
-        f"a: ended with exit status 3 ({tmp_path}/runs/a/log.txt)",
-        f"b: was killed by SIGKILL ({tmp_path}/runs/b/log.txt)",
+        f"a ended with exit status 3: last line ({tmp_path}/runs/a/log.txt)",
+        f"b was killed by SIGKILL: last line ({tmp_path}/runs/b/log.txt)",
         "read was not run: it needs a",
     }
     assert not record(tmp_path, "a")["done"]

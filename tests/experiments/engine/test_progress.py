@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from experiments.engine.code import PRESENTATION, code_of
+from experiments.engine.jobs import Job
 from experiments.engine.progress import Progress
 from tests.docs.pages import ROOT
+from txl_lightning.jobs import Jobs
 
 
 @pytest.fixture
@@ -66,14 +71,32 @@ def test_every_presentation_path_of_the_package_exists() -> None:
 def test_a_line_for_each_start_and_end_has_the_time_left_at_the_pace_so_far(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    progress = Progress(dict.fromkeys("abc", 60.0), slots=2, n_done=0)
-    progress.started("a")
-    progress.started("b")
-    progress.ended("a", 120.0, None)
-    progress.ended("b", 120.0, "b ended")
+    a, b, c = (Job(name, "train", (), "x") for name in "abc")
+    jobs: Any = Jobs(
+        [a, b, c],
+        Mock(),
+        Mock(),
+    )
+    progress = Progress(
+        jobs,
+        dict.fromkeys("abc", 60.0),
+        slots=2,
+    )
+    jobs.waiting = [c]
+    jobs.running = [(job, Mock(started=time.monotonic())) for job in (a, b)]
+    progress.show()
+    progress.show()
+    jobs.running.pop(0)
+    jobs.seconds["a"] = 120.0
+    jobs.done.add("a")
+    progress.show()
+    jobs.running.clear()
+    jobs.seconds["b"] = 120.0
+    jobs.failed["b"] = "b ended"
+    progress.show()
     assert capsys.readouterr().err.splitlines() == [
-        "a: started · 0 jobs done, 3 to go, about 2 min",
-        "b: started · 0 jobs done, 3 to go, about 2 min",
+        "a: started · 0 jobs done, 3 to go, about 90 s",
+        "b: started · 0 jobs done, 3 to go, about 90 s",
         "a: done in 2 min · 1 jobs done, 2 to go, about 2 min",
         "b ended · 1 jobs done, 1 to go, about 60 s",
     ]
