@@ -231,7 +231,7 @@ def run_command(command: Command, words: list[str]) -> None:
     except BrokenPipeError:
         raise
     except (Refusal, *EXPECTED, RuntimeError) as error:
-        cause = error.__cause__ if isinstance(error, Refusal) else error
+        cause: Any = error.__cause__ if isinstance(error, Refusal) else error
         # Optuna's sweeper raises a RuntimeError in place of the error of a grid's last job.
         if not isinstance(cause, EXPECTED) and "Study.stop" not in str(cause):
             raise

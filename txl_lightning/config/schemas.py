@@ -502,7 +502,8 @@ def typed(config: Any) -> Any:
             group = config.get(name)
             if group is None:
                 continue
-            known = [described.name for described in fields(OmegaConf.get_type(group))]
+            kind: Any = OmegaConf.get_type(group)
+            known = [described.name for described in fields(kind)]
             for argument in list(group):
                 if argument not in known:
                     ours = LIGHTNINGS_NAMES.get(f"{name}.{argument}")
