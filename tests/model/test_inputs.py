@@ -56,14 +56,15 @@ def test_a_model_without_a_vocabulary_is_the_other_without_embedding_and_softmax
     assert {key.split(".")[0] for key in missing.unexpected_keys} == {"embedding", "softmax"}
     inputs = torch.randn(
         2,
-        T,
+        2 * T,
         8,
         dtype=torch.float64,
         requires_grad=True,
     )
-    hidden, _ = bare(inputs_BTD=inputs)
-    assert torch.equal(hidden, model(inputs_BTD=inputs)[0])
-    hidden.square().sum().backward()
+    hidden, memory = bare(inputs_BTD=inputs[:, :T])
+    assert torch.equal(hidden, model(inputs_BTD=inputs[:, :T])[0])
+    again, _ = bare(None, memory, inputs_BTD=inputs[:, T:])
+    (hidden.square().sum() + again.square().sum()).backward()
     assert bool((inputs.grad.abs().sum(dim=-1) > 0).all())
 
 
