@@ -124,26 +124,26 @@ format: $(READY)
 # Hugging Face's last TransfoXL needs older libraries than ours: an environment of its own over the same torch.
 $(TRANSFORMERS)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(TRANSFORMERS)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(TRANSFORMERS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_paths()["purelib"])' > $$($(TRANSFORMERS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
 	$(TRANSFORMERS)/bin/python $(PIP) --no-deps 'transformers==4.37.2' 'tokenizers==0.15.2' 'huggingface-hub==0.36.2' 'regex==2026.11.15' \
 		'x-transformers==2.31.10' 'torch-einops-utils==0.2.0' 'einops==0.8.2' 'einx==0.4.3' 'frozendict==2.5.1' 'loguru==0.7.3'
 	touch $@
 
 $(HF)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(HF)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(HF)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_paths()["purelib"])' > $$($(HF)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
 	$(HF)/bin/python $(PIP) --no-deps --constraint constraints.txt transformers tokenizers regex typer shellingham annotated-doc
 	touch $@
 
 $(TRITON)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(TRITON)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(TRITON)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_paths()["purelib"])' > $$($(TRITON)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
 	$(TRITON)/bin/python $(PIP) --no-deps 'triton==3.7.1'
 	touch $@
 
 $(CROSSINGS)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(CROSSINGS)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(CROSSINGS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_paths()["purelib"])' > $$($(CROSSINGS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
 	$(CROSSINGS)/bin/python $(PIP) --constraint constraints.txt mlflow-skinny==3.17.2 alembic sqlalchemy flask \
 		hydra-joblib-launcher==1.2.0 papermill==2.7.0 ipykernel==7.4.0 tensorboardx==2.6.5
 	$(CROSSINGS)/bin/python $(PIP) --constraint constraints.txt lm-eval==0.4.13
