@@ -131,7 +131,8 @@ def test_a_seed_draws_where_the_streams_begin_and_they_wrap(batch_size, segment_
 def test_every_place_may_be_the_start_of_the_streams():
     starts = set()
     for seed in range(99):
-        starts.add(int(Streams(np.arange(10), 2, 3, seed=seed).positions(0)[0, 0]))
+        streams = Streams(np.arange(10), 2, 3, seed=seed)
+        starts.add(int(streams.positions(0)[0, 0]))
     assert starts == set(range(10))
 
 

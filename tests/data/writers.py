@@ -13,7 +13,9 @@ from pyarrow.feather import write_feather
 from pyarrow.parquet import write_table
 
 random = np.random.default_rng(1)
-DOCUMENTS = [random.integers(0, 2_000, size=n).astype(np.uint16) for n in (70, 300, 1, 29, 600)]
+DOCUMENTS = []
+for size in (70, 300, 1, 29, 600):
+    DOCUMENTS.append(random.integers(0, 2_000, size=size).astype(np.uint16))
 LISTS = [document.tolist() for document in DOCUMENTS]
 IDS = np.concatenate(DOCUMENTS)
 STARTS = [0, 70, 370, 371, 400]

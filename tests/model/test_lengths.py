@@ -76,7 +76,8 @@ def scored_together(model: Any, stream: Tensor) -> Tensor:
         targets = tokens.clone()
         for b in range(B):
             tokens[b, : lengths[b]] = stream[b, starts[b] : ends[b]]
-            targets[b, : lengths[b]] = unmarked(stream)[b, starts[b] + 1 : ends[b] + 1]
+            following = unmarked(stream)[b, starts[b] + 1 : ends[b] + 1]
+            targets[b, : lengths[b]] = following
         padded = lengths if lengths.min() < T else None
         nll, memory = model.score(tokens, targets, memory, padded)
         for b in range(B):
@@ -109,7 +110,7 @@ RAGGED = [arm for arm in CACHEABLE if "ext_len" not in STATEFUL[arm]]
     product_of(RAGGED, ["gradients", "cached"]),
 )
 def test_padding_never_enters_the_memory_of_a_stream(arm, mode):
-    """Losses and gradients are those of every stream alone, without padding."""
+    """Every stream has the losses and gradients that it has alone, without padding."""
     model = tiny_model(**STATEFUL[arm])
     stream = stream_of(
         model,

@@ -48,7 +48,8 @@ def plain_log_probabilities(
     head = logits[0].log_softmax(0)
     parts = [head[: embedding.edges[1]]]
     for i in range(1, embedding.n_clusters):
-        parts.append(head[embedding.edges[1] + i - 1] + logits[i].log_softmax(0))
+        cluster = head[embedding.edges[1] + i - 1]
+        parts.append(cluster + logits[i].log_softmax(0))
     return torch.cat(parts)
 
 

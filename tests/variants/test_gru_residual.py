@@ -15,7 +15,9 @@ def naive_gate(residual: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     W_r, W_z, W_g = residual.gates.weight.split(8)
     U_r, U_z = residual.input_gates.weight.split(8)
     rows = []
-    for x_t, y_t in zip(x.flatten(0, 1), y.flatten(0, 1).clamp(min=0), strict=True):
+    inputs = x.flatten(0, 1)
+    outputs = y.flatten(0, 1).clamp(min=0)
+    for x_t, y_t in zip(inputs, outputs, strict=True):
         r = torch.sigmoid(W_r @ y_t + U_r @ x_t)
         z = torch.sigmoid(W_z @ y_t + U_z @ x_t - residual.b_g)
         h = torch.tanh(W_g @ y_t + residual.reset.weight @ (r * x_t))
