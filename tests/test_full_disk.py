@@ -16,7 +16,7 @@ from tests.training.test_saving import VARYING
 
 BEST = "FOLDER/run/checkpoints/best.ckpt"  # FOLDER is the folder of a trained run
 COMMANDS = {
-    "train": "data=file data.path=FOLDER/text.txt data.level=byte",
+    "train": "data=file data.path=FOLDER/text.txt data.level=byte data.cache_dir=cache",
     "evaluate": f"checkpoint={BEST}",
     "recl": f"checkpoints=[{BEST}] first_context=8 step=8 max_context=16 n_positions=8",
     "attention": f"checkpoint={BEST} logger=none",
